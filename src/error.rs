@@ -37,7 +37,7 @@ pub enum Error {
         rule: Option<&'static str>,
     },
     /// The operating system refused.
-    #[error("cannot {action} {path}: {}{}", reason(source), remedy(source))]
+    #[error("cannot {action} {path}: {}{}", reason(source), remedy(source, path))]
     Io {
         /// The file or directory.
         path: PathBuf,
@@ -98,8 +98,11 @@ pub(crate) fn reason(source: &std::io::Error) -> String {
 }
 
 /// What to do about a refusal of the system, if that is known.
-fn remedy(source: &std::io::Error) -> &'static str {
+fn remedy(source: &std::io::Error, path: &Path) -> &'static str {
     match source.kind() {
+        ErrorKind::NotFound | ErrorKind::NotADirectory if path.starts_with("~") => {
+            "; take ~ out of the quotes"
+        }
         ErrorKind::NotFound | ErrorKind::NotADirectory => "; check the path",
         ErrorKind::AlreadyExists => "; name another",
         ErrorKind::StorageFull | ErrorKind::QuotaExceeded => "; make room, or write elsewhere",

@@ -104,7 +104,9 @@ mod sys;
 mod table;
 
 pub use backend::device::{DeviceOrder, Facts};
-pub use backend::devices::{DevicePart, DevicesPass, DevicesPlan, Exchange, ExchangePlan};
+pub use backend::devices::{
+    DevicePart, DevicesPass, DevicesPlan, Divide, Exchange, ExchangePlan, ModeDivision,
+};
 pub use backend::host::{HostOp, Tiles};
 pub use backend::plan::{
     BuildPlan, DevicePlan, ImageSet, Images, LanesPlan, LinkPlan, ModePlan, Place, Residence, Shortfall,
@@ -127,6 +129,8 @@ pub use format::{
     BuiltChunk, Checked, ChunkBuilder, ChunkDecoder, ChunkFormat, ChunkRanges, ChunkSink, ClosedChunk,
     DecodedTile, Decoder, Format, FormatRecord, Layout, Made, NonzeroView, SortedTile, TileWorker, Trees,
 };
+#[doc(hidden)]
+pub use members::Links;
 pub use op::inspect::{ModeStatistics, StoreStatistics};
 pub use op::salvage::{Findings, Loss, MisplacedFile, Salvage, UnusedFile};
 pub use op::ttm::Fibers;

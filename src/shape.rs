@@ -76,7 +76,7 @@ impl Shape {
     pub fn new(dims: &[u64]) -> Result<Self> {
         if !(ORDER_MIN..=ORDER_MAX).contains(&dims.len()) {
             return Err(Error::request(format!(
-                "a tensor of order {} is not supported; orders {ORDER_MIN} to {ORDER_MAX} are",
+                "order {} is not supported; give {ORDER_MIN} to {ORDER_MAX} modes",
                 dims.len()
             )));
         }

@@ -1,4 +1,4 @@
-//! Protects the interface: a client of the library, with nothing that is not public, checked against a loop of its own.
+//! Protects the interface: a client of the library that uses only public items, checked against its own loop.
 
 #![allow(clippy::unwrap_used, reason = "a test ends where something fails")]
 
@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// A tensor that is in the client's memory: some nonzeros of a rank-one tensor.
+/// A tensor in the client's memory: some nonzeros of a rank-one tensor.
 struct Mine {
     indices: Vec<u32>,
     values: Vec<f64>,
@@ -56,7 +56,7 @@ fn packed(engine: &Engine, dir: &Path, tensor: &mut Mine) -> Store {
     engine.open(report.store).unwrap()
 }
 
-/// Numbers that f32 holds, in the client's memory.
+/// Numbers that are exact in f32, in the client's memory.
 fn numbers(salt: u32) -> Vec<Vec<f64>> {
     let number = |i: u32| f64::from((i.wrapping_mul(40_503) ^ salt) % 16) - 7.5;
     DIMS.iter().map(|&dim| (0..dim * COLUMNS).map(number).collect()).collect()
@@ -70,7 +70,7 @@ fn views<T>(numbers: &[Vec<T>]) -> Vec<MatrixRef<'_, T>> {
         .collect()
 }
 
-/// The definition.
+/// MTTKRP by its definition.
 fn naive(tensor: &Mine, factors: &[Vec<f64>], mode: usize) -> Vec<f64> {
     let mut sums = vec![0.0; DIMS[mode] as usize * RANK];
     for (row, value) in tensor.rows() {
@@ -83,7 +83,7 @@ fn naive(tensor: &Mine, factors: &[Vec<f64>], mode: usize) -> Vec<f64> {
     sums
 }
 
-/// Whole numbers and halves: every order of additions gives the same.
+/// Whole numbers and halves: every order of additions gives the same sum.
 fn is_close(found: &[f64], expected: &[f64], tolerance: f64) {
     let largest = expected.iter().fold(1.0f64, |most, x| most.max(x.abs()));
     assert_eq!(found.len(), expected.len());
@@ -103,7 +103,7 @@ fn sums_are_those_of_the_definition() {
     for (mode, sums) in engine.mttkrp(&store, views(&factors), Modes::All).unwrap() {
         is_close(&sums.into_vec(), &naive(&tensor, &factors, mode), 1e-12);
     }
-    // Some modes, other factors at each call, into memory of the client's, in both precisions.
+    // Some modes, other factors in each call, into the client's memory, in both precisions.
     let modes = Modes::Only(&[3, 1]);
     let plan = engine.plan_mttkrp::<f64>(&store, RANK, modes, 3).unwrap();
     assert!(serde_json::to_value(&plan).unwrap()["host"]["memory_bytes"].as_u64().unwrap() > 0);
@@ -171,7 +171,7 @@ fn what_is_intact_of_a_damaged_store_is_packed_again() {
         let saved = engine.pack(&mut salvage, &options).unwrap();
         (saved, salvage.findings().clone())
     };
-    // Without its manifest it comes out as it was.
+    // Without its manifest, the store is recovered unchanged.
     std::fs::remove_file(old.store.join("manifest")).unwrap();
     let (saved, findings) = save("whole.blco");
     assert_eq!((saved.digest, findings.nnz), (old.digest.clone(), old.nnz));
@@ -182,7 +182,7 @@ fn what_is_intact_of_a_damaged_store_is_packed_again() {
     assert!(engine.salvage(dir.path().join("none")).is_err());
 }
 
-/// An operation of the client's: the number of nonzeros of each row of a mode.
+/// The client's operation: the number of nonzeros of each row of a mode.
 struct RowCounts {
     mode: usize,
     counts: Vec<u64>,
@@ -233,11 +233,11 @@ fn text_is_packed_and_decomposed() {
     assert_eq!(found.model.factors.len(), DIMS.len());
     assert_eq!(found.als.history().len(), 4);
     assert!((0.0..=1.0).contains(&found.fit()), "{}", found.fit());
-    // The same again, from factors of the client's: those that seeded the best start would be.
+    // The same from the client's factors, which equal the seeded ones of the best start.
     let factors: Vec<Matrix<f64>> = found.model.factors.clone();
     let on = engine.cp_als_with(&store, &cp, factors).unwrap();
     assert!(on.fit() >= found.fit() - 1e-3, "{} {}", on.fit(), found.fit());
-    // Each mode's fibers times ones are sums.
+    // A fiber times ones is its sum.
     let ones = vec![1.0; DIMS[2] as usize];
     let mut sum = 0.0;
     let mut take = |batches: Vec<Batch>| {
@@ -249,7 +249,7 @@ fn text_is_packed_and_decomposed() {
     assert!(elements > 0 && (sum - all).abs() < 1e-9 * all, "{elements} {sum} {all}");
 }
 
-/// A session computes what single decompositions do, and reads the store once.
+/// A session computes the same as single decompositions, and reads the store once.
 #[test]
 fn decompositions_share_what_is_kept() {
     for order in [DeviceOrder::Auto, DeviceOrder::Store] {
@@ -269,14 +269,14 @@ fn decompositions_share_what_is_kept() {
         let factors = || wanted[0].factors.clone();
         let on = session.cp_als_with(&most, factors()).unwrap();
         assert!(on.fit() > 0.0 && on.starts.len() == 1);
-        // What there is no room for is refused, and the session goes on.
+        // A request without room is refused, and the session goes on.
         for cp in [Cp::rank(6), Cp::rank(2).starts(0, 3), Cp::rank(0)] {
             assert!(session.cp_als(&cp).is_err(), "{cp:?}");
         }
         assert!(session.cp_als_with(&Cp::rank(4), factors()).is_err());
         assert!(session.cp_als(&most).unwrap().model == wanted[0]);
         assert!(session.plan().host().memory_bytes > 0);
-        // What failed ends it.
+        // A failure ends it.
         engine.cancel_handle().cancel();
         assert!(matches!(session.cp_als(&most), Err(Error::Cancelled)));
         engine.cancel_handle().reset();
@@ -341,7 +341,7 @@ fn what_is_no_tensor_is_not_packed() {
     let format = FormatOption::Known(Format::hocfs(levels, LeafRule::Auto));
     let said = pack(&|_| (), &PackOptions { format, ..options });
     assert!(said.contains("3 levels for a tensor of order 4"), "{said}");
-    // What was there is there.
+    // The old store is unchanged.
     assert_eq!(engine.open(store.path()).unwrap().id(), store.id());
 }
 
@@ -361,7 +361,7 @@ fn a_plan_serves_what_it_was_made_for() {
     let other = engine.open(other.store).unwrap();
     assert!(engine.prepare_mttkrp::<f64>(&other, RANK, Modes::Only(&[0, 1]), plan()).is_err());
     assert!(engine.plan_mttkrp::<f64>(&store, 0, Modes::All, 1).is_err());
-    // Of a decomposition, of another one, of MTTKRP.
+    // Plans of a decomposition, of another one, of MTTKRP.
     let cp = Cp::rank(RANK).starts(0, 2);
     let of = |cp: &Cp| engine.plan_cp_als::<f64>(&store, cp).unwrap();
     assert!(engine.prepare_cp_als::<f64>(&store, &cp, of(&cp)).is_ok());
@@ -391,7 +391,7 @@ fn an_engine_can_be_stopped_and_watched() {
     assert!(matches!(ended, Err(Error::Cancelled)));
     cancel.reset();
     engine.mttkrp(&store, views(&factors), Modes::All).unwrap();
-    // A session that was stopped before it began goes on; another engine's work on this store has a handle of its own.
+    // A session that was stopped before it began goes on. Another engine's work on this store has its own handle.
     let plan = engine.plan_mttkrp::<f64>(&store, RANK, Modes::All, 2).unwrap();
     let mut session = engine.prepare_mttkrp::<f64>(&store, RANK, Modes::All, plan).unwrap();
     let other = Engine::builder().threads(1).build().unwrap();
@@ -437,7 +437,7 @@ fn a_decomposition_is_followed_and_ended() {
     let order: Vec<_> = seen.iter().map(|&(start, iteration, _)| (start, iteration)).collect();
     assert_eq!(order, [(0, 1), (0, 2), (0, 3), (1, 1), (1, 2), (1, 3)]);
     assert_eq!(found.fit().to_bits(), seen[found.best * 3 + 2].2.to_bits());
-    // Whoever follows it changes nothing.
+    // An observer changes nothing.
     assert_eq!(engine.cp_als::<f64>(&store, &cp).unwrap().model, found.model);
     let until = |start: u32, iteration: &Iteration| {
         Ok(if (start, iteration.iteration) == (1, 2) {
@@ -491,7 +491,7 @@ fn nonzeros_are_read_in_batches() {
     for ranges in [&[][..], &whole, &[0..60, 3..4, 7..40, 0..30], &[0..60, 5..5, 0..40, 0..30]] {
         assert_eq!(read(ranges).0, expected(if ranges.is_empty() { &whole } else { ranges }));
     }
-    // Chunks that hold nothing of it are not read.
+    // Chunks without such nonzeros are not read.
     let corner = [0..2, 0..2, 0..2, 0..2];
     let ((rows, bytes), (_, all)) = (read(&corner), read(&[]));
     assert!(rows == expected(&corner) && !rows.is_empty() && bytes < all / 2, "{bytes} {all}");
@@ -522,7 +522,7 @@ fn a_store_says_what_it_is() {
     }
 }
 
-/// What a call of a session takes beside its passes. (docs/performance.md has what it takes in a release build.)
+/// The time of a session's call besides its passes. (docs/performance.md has numbers of a release build.)
 #[test]
 fn a_session_adds_little_to_its_passes() {
     let dir = tempfile::tempdir().unwrap();

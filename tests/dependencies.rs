@@ -1,12 +1,12 @@
-//! Protects the order of the modules: every use of one top-level module by another stands in the table below, every line of the
-//! table is used, and all of them point down; no files import each other in circles, at any depth.
+//! Protects the order of the modules: every use of one top-level module by another is in the table below, every line of the
+//! table is used, and all point down. No files import each other in circles, at any depth.
 
 #![allow(clippy::unwrap_used, reason = "a test ends where something fails")]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// Each module with what it may use, lowest first: a module uses only those above it in this table.
+/// Each module with the modules that it may use, lowest first: a module uses only those above it in this table.
 const ALLOWED: [(&str, &[&str]); 22] = [
     ("error", &[]),
     ("random", &[]),
@@ -23,7 +23,7 @@ const ALLOWED: [(&str, &[&str]); 22] = [
     ("pack", &["coo", "encoding", "error", "format", "linear", "publish", "shape", "store", "sys"]),
     ("table", &["coo", "error", "pack", "shape", "store", "sys"]),
     ("stream", &["error", "store", "sys"]),
-    // The host backend implements `stream`'s trait and hands out `format`'s tiles; kernels are made for `dense`'s precisions.
+    // The host backend implements `stream`'s trait and delivers `format`'s tiles; kernels are made for `dense`'s precisions.
     ("backend", &["chunk", "dense", "encoding", "error", "format", "shape", "store", "stream", "sys"]),
     // TTV along a mode that the store does not stream adds up partial results in `pack`'s runs.
     (
@@ -35,7 +35,7 @@ const ALLOWED: [(&str, &[&str]); 22] = [
     ),
     ("members", &["error"]),
     ("decomp", &["backend", "dense", "error", "members", "op", "publish", "shape", "store", "stream", "sys"]),
-    // The facade: everything that an operation needs, for whoever calls.
+    // The facade: everything that an operation needs.
     (
         "engine",
         &[
@@ -74,7 +74,7 @@ fn the_table_points_down() {
     }
 }
 
-/// The reader of sources sees what it should: otherwise the test above could not fail.
+/// The reader of sources finds uses. Otherwise the test above could not fail.
 #[test]
 fn uses_are_found() {
     let text = "use crate::{store::{Store, self}, sys};\nlet x = crate::op::f(); // crate::cli\n\
@@ -85,22 +85,22 @@ fn uses_are_found() {
     assert!(uses("use super::super::error::E;", 2, "crate::").contains("error"));
 }
 
-/// A module holds the files in its folder, which may name what it defines, and it what they do. Beside that no file imports, by
-/// whatever way, a file that imports it.
+/// A module and the files in its folder may import from each other. Otherwise, no file imports, directly or
+/// indirectly, a file that imports it.
 #[test]
 fn no_files_import_each_other_in_circles() {
     assert_no_circles("src", 300);
     assert_no_circles("python/src", 30);
 }
 
-/// `least`: fewer imports are there only if the reader of sources does not see them.
+/// `least`: there are fewer imports only if the reader of sources misses some.
 fn assert_no_circles(root: &str, least: usize) {
     let sources = modules(root);
     let files: BTreeSet<Vec<String>> = sources.iter().map(|(module, _)| module.clone()).collect();
     let imports: BTreeMap<&[String], BTreeSet<&[String]>> =
         sources.iter().map(|(module, text)| (&module[..], imports(module, text, &files))).collect();
     assert!(imports.values().map(BTreeSet::len).sum::<usize>() > least, "the imports are not seen");
-    // What imports nothing that is left goes, until nothing is left, or circles and what imports them.
+    // Removes files that import no remaining file, until none is left, or circles and the files that import them.
     let mut left = imports.clone();
     loop {
         let done: Vec<&[String]> = left
@@ -119,7 +119,7 @@ fn assert_no_circles(root: &str, least: usize) {
     assert!(circles.is_empty(), "{root}: in circles, or importing them: {circles:?}");
 }
 
-/// Circles are found: otherwise the test above could not fail.
+/// Circles are found. Otherwise the test above could not fail.
 #[test]
 fn imports_are_found() {
     let module = |name: &str| name.split("::").map(str::to_owned).collect::<Vec<_>>();
@@ -132,12 +132,12 @@ fn imports_are_found() {
         ["a::b", "a::b::c", "e"]
     );
     assert_eq!(found("a::b", "use crate::{a::d::D, e};\nuse self::c::C;"), ["a::d", "e"]);
-    // Its own parts, and what holds it.
+    // Its parts, and the module that contains it.
     assert!(found("a", "pub use b::c::C;\nuse self::d;").is_empty());
     assert!(found("a::b::c", "use crate::a::A;\nuse super::super::A;").is_empty());
 }
 
-/// The files that `text`, of file `module`, imports, but for those in its folder and those in whose folder it is.
+/// The files that `text`, of file `module`, imports, except those in its folder and those in whose folder it is.
 fn imports<'f>(module: &[String], text: &str, files: &'f BTreeSet<Vec<String>>) -> BTreeSet<&'f [String]> {
     let code = text.split("#[cfg(test)]\nmod").next().unwrap();
     let code: Vec<&str> = code.lines().map(|line| line.split("//").next().unwrap()).collect();
@@ -168,7 +168,7 @@ fn imports<'f>(module: &[String], text: &str, files: &'f BTreeSet<Vec<String>>) 
     found
 }
 
-/// The paths that `code` begins with: one, or those of a group in braces.
+/// The paths at the beginning of `code`: one, or those of a group in braces.
 fn paths(code: &str) -> Vec<Vec<String>> {
     let code = code.trim_start();
     let Some(group) = code.strip_prefix('{') else {
@@ -195,7 +195,7 @@ fn paths(code: &str) -> Vec<Vec<String>> {
     found
 }
 
-/// Every pair (module, module that it uses) of the sources; tests are left out.
+/// Every pair (module, used module) of the sources, without tests.
 fn edges() -> BTreeSet<(String, String)> {
     let mut edges = BTreeSet::new();
     for (module, text) in modules("src") {
@@ -208,7 +208,7 @@ fn edges() -> BTreeSet<(String, String)> {
     edges
 }
 
-/// The files of a folder of sources as modules, but for those of tests, each with its text.
+/// The files of a folder of sources as modules, without tests, each with its text.
 fn modules(root: &str) -> Vec<(Vec<String>, String)> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join(root);
     let mut modules = Vec::new();
@@ -250,7 +250,7 @@ fn uses(text: &str, depth: usize, prefix: &str) -> BTreeSet<String> {
     found
 }
 
-/// The name that `code` begins with, or the outer names of the group in braces.
+/// The name at the beginning of `code`, or the outer names of the group in braces.
 fn names(code: &str) -> Vec<String> {
     let name = |code: &str| -> String {
         code.trim_start().chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect()

@@ -1,10 +1,10 @@
-//! Establishes that everything that reads stores agrees on stores that lie: small stores of several chunks of every format, changed in
-//! one to three ways and signed again (fuzz/stores), are refused by export, MTTKRP, TTV and the second reader alike, or give all of them
-//! the same nonzeros; a verifier refuses what the second reader's verifier does, and at least what readers refuse; salvage gives
-//! what intact chunks hold.
+//! Establishes that all readers agree on false stores: small stores of several chunks of every format, changed in
+//! one to three ways and with correct checksums again (fuzz/stores), are refused by export, MTTKRP, TTV and the second reader alike, or give all of them
+//! the same nonzeros. The verifier refuses the same stores as the second reader's verifier, and at least those that readers refuse. Salvage gives
+//! the nonzeros of intact chunks.
 //!
-//! `BLCO_MUTANTS=250000` takes that many, `BLCO_SEED=7` others, on as many threads as the machine has. A disagreement is
-//! told with the seed and number of its mutant, which `BLCO_MUTANT=NUMBER` repeats alone and `BLCO_KEEP=DIR` leaves there.
+//! `BLCO_MUTANTS=250000` sets the number of mutants, `BLCO_SEED=7` takes others; the test uses all threads. A disagreement is
+//! reported with the seed and number of its mutant. `BLCO_MUTANT=NUMBER` repeats it alone, and `BLCO_KEEP=DIR` keeps its files.
 
 #![allow(clippy::unwrap_used, reason = "a test ends where something fails")]
 #![allow(clippy::print_stderr, reason = "says what was counted and skipped")]
@@ -31,7 +31,7 @@ use stores::agree::{Judgement, judge};
 use stores::{Lying, Seeded, bases, mutant};
 use xxhash_rust::xxh3::xxh3_64;
 
-/// The second reader, for one store after the other: what every reader refuses, what a verifier does, a checksum of the nonzeros.
+/// The second reader, which reads one store after the other: the faults for every reader, those for a verifier, a checksum of the nonzeros.
 const READER: &str = "
 import sys
 import numpy as np
@@ -68,7 +68,7 @@ impl Reader {
         Self { child, to, from: BufReader::new(from) }
     }
 
-    /// The nonzeros' checksum and why a verifier refuses them, or why every reader does.
+    /// The checksum of the nonzeros and a verifier's refusal, or every reader's refusal.
     fn read(&mut self, store: &Path) -> Result<(u64, String), String> {
         writeln!(self.to, "{}", store.display()).unwrap();
         let mut line = String::new();
@@ -89,7 +89,7 @@ impl Drop for Reader {
     }
 }
 
-/// The checksum that the second reader gives of these nonzeros.
+/// The second reader's checksum of these nonzeros.
 fn checksum(tensor: &Tensor) -> u64 {
     let order = tensor.order();
     let columns = (0..order).flat_map(|m| tensor.indices.iter().skip(m).step_by(order));
@@ -98,7 +98,7 @@ fn checksum(tensor: &Tensor) -> u64 {
     xxh3_64(&bytes)
 }
 
-/// Holds what the second reader makes of a store against what the engine does.
+/// Compares the second reader's verdict about a store with the engine's.
 fn compare(ours: &Judgement, theirs: Result<(u64, String), String>) -> Result<(), String> {
     match (&ours.read, theirs) {
         (Err(_), Err(_)) => Ok(()),
@@ -115,10 +115,10 @@ fn compare(ours: &Judgement, theirs: Result<(u64, String), String>) -> Result<()
     }
 }
 
-/// What became of mutants, by their first change.
+/// Counts of mutants, by their first change.
 #[derive(Debug, Default)]
 struct Tally {
-    /// Refused by readers, refused by verifiers alone, accepted by all.
+    /// Refused by readers, refused only by verifiers, accepted by all.
     kinds: BTreeMap<String, [u64; 3]>,
     disagreements: Vec<String>,
 }
@@ -138,7 +138,7 @@ fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|text| text.parse().unwrap())
 }
 
-/// One mutant: judged, and compared with what the second reader makes of it.
+/// Judges one mutant and compares with the second reader.
 fn try_one(lying: &Lying, dir: &Path, reader: Option<&mut Reader>) -> Result<Judgement, String> {
     let judged = catch_unwind(AssertUnwindSafe(|| judge(dir))).unwrap_or_else(|_| Err("a panic".into()));
     let judgement = judged.map_err(|e| format!("{}: {e}", lying.story.join("; ")))?;
@@ -148,13 +148,13 @@ fn try_one(lying: &Lying, dir: &Path, reader: Option<&mut Reader>) -> Result<Jud
     Ok(judgement)
 }
 
-/// Where mutants are written: in memory where that is possible.
+/// The directory of mutants: in memory if possible.
 fn scratch() -> tempfile::TempDir {
     let memory = Path::new("/dev/shm");
     if memory.is_dir() { tempfile::tempdir_in(memory).unwrap() } else { tempfile::tempdir().unwrap() }
 }
 
-/// Keeps a mutant's files where somebody asked for them.
+/// Keeps a mutant's files if requested.
 fn keep(lying: &Lying, number: u64) {
     if let Some(dir) = std::env::var_os("BLCO_KEEP") {
         let dir = PathBuf::from(dir).join(format!("mutant-{number}"));
@@ -204,14 +204,14 @@ fn every_reader_agrees_on_stores_that_lie() {
     eprintln!("refused, refused by verifiers alone, accepted: {:#?}", tally.kinds);
     eprintln!("{} refused, {} by verifiers alone, {} accepted", sum(0), sum(1), sum(2));
     assert!(tally.disagreements.is_empty(), "seed {seed}: {:#?}", tally.disagreements);
-    // So many of each kind that the comparison has something to compare.
+    // Enough of each kind for a meaningful comparison.
     if only.is_none() {
         let few = (all.end - all.start) / 50;
         assert!((0..3).all(|at| sum(at) >= few), "{tally:?}");
     }
 }
 
-/// What the specification's vectors are is what every reader makes of them.
+/// Every reader agrees with the index of the specification's vectors.
 #[test]
 fn vectors_are_judged_as_their_index_says() {
     let all = Path::new(env!("CARGO_MANIFEST_DIR")).join("formats-spec/vectors");
@@ -219,7 +219,7 @@ fn vectors_are_judged_as_their_index_says() {
     judged_as_listed(&all, true);
 }
 
-/// Where rules have names, the message has that of the rule.
+/// If the rule has a name, the message has it.
 fn judged_as_listed(vectors: &Path, named: bool) {
     let text = std::fs::read_to_string(vectors.join("index.json")).unwrap();
     let mut unnamed = Vec::new();
@@ -229,11 +229,11 @@ fn judged_as_listed(vectors: &Path, named: bool) {
         let Judgement { read, unverified } =
             judge(&vectors.join(kind).join(name)).unwrap_or_else(|e| panic!("{name}: {e}"));
         if unverified.as_ref().is_some_and(|e| e.contains("which this program does not know")) {
-            // It is what the vector is about.
+            // The vector is about this rule.
             continue;
         }
         if name.starts_with("draft-") {
-            // Made before their formats were: readers take them, though chunks are cut elsewhere than the packer cuts them.
+            // Vectors older than their formats: readers accept them, although chunks end elsewhere than the packer's.
             assert!(read.is_ok(), "{name}: {unverified:?}");
             continue;
         }
@@ -242,7 +242,7 @@ fn judged_as_listed(vectors: &Path, named: bool) {
         if named
             && let Some((rule, said)) = vector["rule"].as_str().zip(unverified)
             && !said.ends_with(&format!("({rule})"))
-            // That nonzeros encoded again have other bytes is all that the engine knows.
+            // The engine only finds that the nonzeros have other bytes when encoded again.
             && !(said.ends_with("(encoding)") && ["order", "ranges", "slots"].contains(&rule))
         {
             unnamed.push(format!("{name}: {rule}: {said}"));

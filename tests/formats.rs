@@ -1,5 +1,5 @@
-//! Protects the seam of formats: one that this file makes of nothing but public traits, plain coordinates, packs, runs, is
-//! verified and exported as those of the engine are, and what it gets wrong ends in errors.
+//! Protects the interface of formats: this file defines one (plain coordinates) with public traits alone. It packs, runs, is
+//! verified and exported as the engine's formats are, and its mistakes end in errors.
 
 #![allow(clippy::unwrap_used, reason = "a test ends where something fails")]
 
@@ -13,10 +13,10 @@ use std::fs;
 use std::ops::Range;
 use std::path::Path;
 
-/// Coordinates as they are: for each mode its indices, then all values.
+/// Plain coordinates: the indices of each mode, then all values.
 #[derive(Clone, Debug)]
 struct Coordinates {
-    /// What nonzeros are sorted by.
+    /// The sort key of nonzeros.
     sorted_by: LevelOrder,
 }
 
@@ -176,7 +176,7 @@ impl NonzeroView for View<'_> {
     }
 }
 
-/// Some nonzeros, none twice, in no order.
+/// Some nonzeros, all different, in no order.
 struct Tensor {
     dims: Vec<u32>,
     nnz: u32,
@@ -271,7 +271,7 @@ fn it_packs_runs_is_verified_and_exported() {
     }
 }
 
-/// Its stores are those of the options alone, as others are.
+/// Its stores depend on the options alone, as others do.
 #[test]
 fn bytes_do_not_depend_on_threads() {
     let dir = tempfile::tempdir().unwrap();
@@ -293,7 +293,7 @@ fn an_engine_that_does_not_know_it_says_so() {
     assert!(said.contains("format 2147483655"), "{said}");
 }
 
-/// What no engine could open is not written, and what has its name stays.
+/// A store that no engine could open is not written, and an existing one stays.
 #[test]
 fn what_is_not_registered_is_not_packed() {
     let dir = tempfile::tempdir().unwrap();
@@ -335,7 +335,7 @@ fn a_chunk_that_lies_about_its_order_is_not_salvaged() {
     assert!(said.contains("modes of levels"), "{said}");
 }
 
-/// A store whose manifest is lost, and a chunk, comes back as it was but for that chunk.
+/// A store that lost its manifest and a chunk is recovered without that chunk.
 #[test]
 fn it_is_salvaged() {
     let dir = tempfile::tempdir().unwrap();
@@ -354,7 +354,7 @@ fn it_is_salvaged() {
     assert!(saved.iter().all(|line| all.binary_search(line).is_ok()));
 }
 
-/// What a format decodes is looked at: here each value, and each index, as if it were of a damaged chunk whose checksums are right.
+/// Decoded data is checked: here each value and each index, as if a damaged chunk had correct checksums.
 #[test]
 fn what_it_gets_wrong_is_an_error() {
     #[derive(Clone, Debug)]
@@ -430,7 +430,7 @@ fn what_it_gets_wrong_is_an_error() {
             _ => assert!(found.unwrap_err().to_string().contains("a number out of range")),
         }
     }
-    // Codes that are not private, and those of others.
+    // Codes that are not private, and codes of other formats.
     let twice = Engine::builder().format::<Coordinates>().format::<Wrong>().build();
     assert!(twice.unwrap_err().to_string().contains("registered twice"));
 }

@@ -1,6 +1,6 @@
-//! Lengths and counts that lie: every length field of a manifest and of a chunk's header, set to values around the
-//! limits of 32 and 64 bits with all checksums made to fit, is refused before memory of that size is asked for.
-//! (A process of its own, so that its peak memory tells.)
+//! False lengths and counts: every length field of a manifest and of a chunk's header is set to values around the
+//! limits of 32 and 64 bits, with correct checksums, and refused before memory of that size is allocated.
+//! (These tests have their own process, so that its peak memory shows this.)
 
 #![allow(clippy::unwrap_used, reason = "a test ends where something fails")]
 
@@ -39,7 +39,7 @@ const VALUES: [u64; 10] = [
     u64::MAX,
 ];
 
-/// Opens the store and looks at every nonzero.
+/// Opens the store and reads every nonzero.
 fn read(path: &Path) -> Result<()> {
     let store = Store::open(&Sys::default(), path)?;
     let plan = plan(&store, 0, &Limits::default())?;
@@ -48,7 +48,7 @@ fn read(path: &Path) -> Result<()> {
     Executor::new(&store, &plan, &mut backend)?.pass(&mut backend, &|_| ()).map(drop)
 }
 
-/// Replaces a little-endian field; false where it already has that value or cannot hold it.
+/// Replaces a little-endian field; false if it already has that value or cannot hold it.
 fn put(bytes: &mut [u8], at: usize, width: usize, value: u64) -> bool {
     let new = &value.to_le_bytes()[..width];
     let fits = width == 8 || value >> (8 * width) == 0;
@@ -57,7 +57,7 @@ fn put(bytes: &mut [u8], at: usize, width: usize, value: u64) -> bool {
     fits && differs
 }
 
-/// Makes the checksums of a manifest fit, and stamps the chunks with the new store id: how many there are.
+/// Corrects the checksums of a manifest, and stamps the chunks with the new store id. Returns their number.
 fn seal(store: &Path, mut manifest: Vec<u8>) -> usize {
     let id = xxh3_64(&manifest[PREAMBLE..]);
     manifest[24..32].copy_from_slice(&id.to_le_bytes());
@@ -73,7 +73,7 @@ fn seal(store: &Path, mut manifest: Vec<u8>) -> usize {
     chunks.map(stamp).count()
 }
 
-/// Where a section of a manifest begins.
+/// The offset of a section of a manifest.
 fn section(manifest: &[u8], name: &str) -> usize {
     let entry = |k: usize| &manifest[PREAMBLE + 8 + ENTRY * k..][..ENTRY];
     let found = (0..6).map(entry).find(|entry| entry.starts_with(name.as_bytes()) && entry[name.len()] == 0);
@@ -88,7 +88,7 @@ fn seal_chunk(chunk: &Path, mut bytes: Vec<u8>) {
     std::fs::write(chunk, bytes).unwrap();
 }
 
-/// Lengths that no field forbids, but no file bears out: with a codec and without.
+/// Lengths that are within the limits of their fields but beyond the file's length, with a codec and without.
 fn chunks_of_a_gibibyte_that_are_not_there(path: &Path) {
     for kind in [Kind::Tiled, Kind::TiledZstd, Kind::HocfsCsr, Kind::HocfsZstd] {
         let spec = GenerateSpec { dims: vec![40, 30, 20], nnz: 3000, ..GenerateSpec::default() };
@@ -104,7 +104,7 @@ fn chunks_of_a_gibibyte_that_are_not_there(path: &Path) {
             let message = read(path).unwrap_err().to_string();
             assert!(message.contains("cannot hold what the manifest says"), "{kind:?}: {message}");
         }
-        // The chunk by itself, as a repair reads it: its header alone says a gibibyte.
+        // The chunk alone, as a repair reads it: its header says a gibibyte.
         let chunk = path.join("chunk-000000.bin");
         let mut bytes = std::fs::read(&chunk).unwrap();
         put(&mut bytes, 36, 4, 1 << 30);
@@ -126,8 +126,8 @@ fn verify(path: &Path) -> Result<()> {
     })
 }
 
-/// Chunks that end long before what is open when they are closed: slices of 250,000 nonzeros, one and much of another to a
-/// chunk. They are as they should be.
+/// Chunks that end long before the data that is open when they are closed: slices of 250,000 nonzeros, one and much of another per
+/// chunk. They are correct.
 fn chunks_before_long_slices(path: &Path) {
     let spec = GenerateSpec { dims: vec![4, 2000, 2000], nnz: 1_000_000, ..GenerateSpec::default() };
     let options = options(path, Kind::HocfsCsr, 928 << 10);
@@ -135,7 +135,7 @@ fn chunks_before_long_slices(path: &Path) {
     verify(path).unwrap();
 }
 
-/// Chunks shorter than their bound asks for: a verifier reckons its memory by them, and does not build a longer one.
+/// Chunks shorter than their bound: a verifier computes its memory from them and does not build a longer one.
 fn chunks_cut_too_short(path: &Path) {
     let sys = Sys::default();
     for kind in [Kind::Tiled, Kind::HocfsCsr] {

@@ -1,5 +1,5 @@
-//! What every program takes of memory, by the kernel's count (`VmHWM`), is within `--memory`, whatever the options; what cannot be is
-//! refused in one line before anything is read, and the least that the line names is enough, and not much more than that.
+//! Every program's memory, by the kernel's count (`VmHWM`), is within `--memory`, whatever the options. What cannot run within it is
+//! refused in one line before anything is read, and the least that the line names is enough, but not much too large.
 
 #![allow(clippy::unwrap_used, reason = "a test ends where something fails")]
 #![allow(clippy::print_stderr, reason = "says what was skipped")]
@@ -17,7 +17,7 @@ use std::time::Duration;
 
 const MIB: u64 = 1 << 20;
 
-/// By how much a program's own pages, code and threads, differ from what a plan counts for them, by build and machine.
+/// The difference between a program's own pages (code and threads) and what a plan counts for them, by build and machine.
 const UNCOUNTED: u64 = 4 * MIB;
 
 /// Runs a program to its end; its output, and the bytes that it held at its peak.
@@ -36,8 +36,8 @@ fn peak(dir: &Path, program: &str, arguments: &[&str]) -> (Output, u64) {
     (child.wait_with_output().unwrap(), peak)
 }
 
-/// Packs within `memory` MiB and the few per cent that the allocator keeps: at least once in three times, for what threads that
-/// wait for each other make it keep depends on what else the machine does.
+/// Packs within `memory` MiB and the few per cent that the allocator keeps, at least once in three times: the memory that waiting
+/// threads make it keep depends on the load of the machine.
 fn packs(dir: &Path, memory: u64, arguments: &[&str]) {
     let given = format!("{memory}MiB");
     let arguments = [arguments, &["--force", "--memory", &given]].concat();
@@ -51,14 +51,14 @@ fn packs(dir: &Path, memory: u64, arguments: &[&str]) {
     assert!((0..3).any(keeps), "{arguments:?}: {peaks:?} bytes");
 }
 
-/// Refuses with one line that has each of `words`, having taken little, and leaves nothing behind.
+/// Refuses with one line that has each of `words`, with little memory, and leaves nothing behind.
 fn refuses(dir: &Path, program: &str, arguments: &[&str], words: &[&str]) {
     let before = tree(dir);
     refuses_in_one_line(dir, program, arguments, words);
     assert!(tree(dir) == before);
 }
 
-/// The same, whatever it leaves: where files are too long to be looked at.
+/// The same without a look at what is left, because files are too long.
 fn refuses_in_one_line(dir: &Path, program: &str, arguments: &[&str], words: &[&str]) {
     let (output, bytes) = peak(dir, program, arguments);
     let message = String::from_utf8_lossy(&output.stderr);
@@ -107,8 +107,8 @@ fn packing_keeps_within_its_memory() {
     refuses(dir, "blco-pack", &arguments, &[needed]);
 }
 
-/// A window that the memory does not hold is refused, where the first frame has it and where a later one does; one that it
-/// holds is counted.
+/// A window that exceeds the memory is refused, in the first frame and in a later one. A window that fits
+/// is counted.
 #[test]
 fn windows_of_zstd_are_counted() {
     let place = tempfile::tempdir().unwrap();
@@ -136,7 +136,7 @@ fn windows_of_zstd_are_counted() {
     );
 }
 
-/// A chunk that the memory does not hold is not loaded.
+/// A chunk that exceeds the memory is not loaded.
 #[test]
 fn repairs_keep_within_their_memory() {
     let place = tempfile::tempdir().unwrap();
@@ -167,14 +167,14 @@ fn repairs_keep_within_their_memory() {
     assert!(output.status.success() && bytes <= 640 * MIB, "{bytes} bytes");
 }
 
-/// The size that a message names behind `at least`.
+/// The size after `at least` in a message.
 fn least_named(message: &str) -> String {
     let named = message.split_once("at least ").unwrap().1;
     let words: Vec<&str> = named.split([' ', ',', ';', '\n']).take(2).collect();
     words.concat()
 }
 
-/// Removes what an earlier run has written.
+/// Removes the output of an earlier run.
 fn without_output(dir: &Path) {
     for name in ["out", "out.tns", "out.npz", "points"] {
         drop(std::fs::remove_dir_all(dir.join(name)));
@@ -182,7 +182,7 @@ fn without_output(dir: &Path) {
     }
 }
 
-/// Refuses a call in no memory, which then succeeds in the least that was named, and takes that but for a fifth and what differs by build.
+/// A call without memory is refused, and succeeds with the least that was named. It takes that, up to a fifth and differences by build.
 fn names_the_least(dir: &Path, program: &str, arguments: &[&str]) {
     without_output(dir);
     refuses(dir, program, &[arguments, &["--memory", "1MiB"]].concat(), &["at least", "raise it"]);
@@ -201,7 +201,7 @@ fn names_the_least(dir: &Path, program: &str, arguments: &[&str]) {
     assert!((0..3).any(keeps), "{program} {arguments:?}: {least}, {peaks:?} KiB");
 }
 
-/// Tables whose labels alone are beyond it, in epochs that are merged.
+/// Tables whose labels alone exceed it, in epochs that are merged.
 #[test]
 fn tables_keep_to_their_memory() {
     let place = tempfile::tempdir().unwrap();
@@ -284,7 +284,7 @@ fn running_takes_what_it_names() {
     run(&["t.blco", "--op", "inner", "--with", "t.hocfs"]);
 }
 
-/// A result of SpTTM that is many times as long as the memory.
+/// A result of SpTTM that is many times larger than the memory.
 #[test]
 fn results_that_memory_does_not_hold_are_written() {
     let place = tempfile::tempdir().unwrap();
@@ -304,7 +304,7 @@ fn results_that_memory_does_not_hold_are_written() {
     }
 }
 
-/// Passes from mode-sorted copies, and what these are built from, keep within what is planned of them.
+/// Passes from mode-sorted copies, and building these, stay within their plan.
 #[test]
 fn mode_sorted_copies_keep_within_their_memory() {
     let place = tempfile::tempdir().unwrap();
@@ -360,7 +360,7 @@ fn decomposing_takes_what_it_names() {
     cpd(&["--score", "1", "2"]);
 }
 
-/// Factors of 300 MB, a check's text of as many elements as nonzeros, chunks that elements come from at once: none of it is held.
+/// Factors of 300 MB, a check's text with an element per nonzero, chunks whose elements come all at once: none of it is held.
 #[test]
 fn little_memory_is_kept_or_refused_before_anything_is_held() {
     let place = tempfile::tempdir().unwrap();
@@ -410,7 +410,7 @@ fn little_memory_is_kept_or_refused_before_anything_is_held() {
     }
 }
 
-/// Found by a hostile week: counters for every row of every mode took 4.2 GB.
+/// Found by hostile tests: counters for every row of every mode took 4.2 GB.
 #[test]
 fn rows_that_do_not_occur_take_no_memory() {
     let place = tempfile::tempdir().unwrap();
@@ -429,7 +429,7 @@ fn rows_that_do_not_occur_take_no_memory() {
     }
 }
 
-/// A manifest's length is not believed before its preamble is, and what does not fit is refused with the least that does.
+/// A manifest's length is not trusted before its preamble is. If it does not fit, the refusal names the least that does.
 #[test]
 fn long_manifests_take_no_memory_that_is_not_there() {
     let place = tempfile::tempdir().unwrap();
@@ -451,7 +451,7 @@ fn long_manifests_take_no_memory_that_is_not_there() {
     for (program, arguments) in programs {
         refuses_in_one_line(dir, program, arguments, &["length differs"]);
     }
-    // One that says that it is so long: two million chunks.
+    // A manifest that claims to be that long: two million chunks.
     let mut preamble = whole[..64].to_vec();
     preamble[16..24].copy_from_slice(&(272_000_000u64 - 64).to_le_bytes());
     let checksum = xxhash_rust::xxh3::xxh3_64(&preamble[..56]);

@@ -1,12 +1,12 @@
-//! Model checking: shuttle runs the real code of the executor and its workers, of MTTKRP's ordered commits and of the registry of
-//! temporary files under schedules of its choice, at random and by priorities with few changes (PCT). A schedule that breaks something
-//! is printed, and runs again with `shuttle::replay`.
+//! Model checking: shuttle runs the code of the executor and its workers, of MTTKRP's ordered commits and of the registry of
+//! temporary files under many schedules, at random and by priorities with few changes (PCT). A schedule that fails
+//! is printed, and `shuttle::replay` runs it again.
 //!
 //!     cargo test --no-default-features --features model --test model                     # some hundred schedules each
 //!     BLCO_SCHEDULES=100000 cargo test --no-default-features --features model --test model
 //!
 //! Threads, locks, atomics and channels are shuttle's (`blco::internals::sys::sync`); a channel, the removal of a directory and rayon's threads
-//! have stand-ins there. Each test names the changes of the code that it was seen to catch.
+//! have replacements there. Each test names the changes of the code that it has caught.
 
 #![allow(clippy::unwrap_used, reason = "a test ends where something fails")]
 
@@ -26,7 +26,7 @@ use std::collections::VecDeque;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Runs `body` under so many schedules of each kind.
+/// Runs `body` under this number of schedules of each kind.
 fn check(body: impl Fn() + Send + Sync + 'static) {
     let schedules = std::env::var("BLCO_SCHEDULES").map_or(300, |text| text.parse().unwrap());
     let body = Arc::new(body);
@@ -35,7 +35,7 @@ fn check(body: impl Fn() + Send + Sync + 'static) {
     run_by(PctScheduler::new_from_seed(2, 3, schedules), move || body());
 }
 
-/// Does `body` once: what needs the locks, and no schedule.
+/// Runs `body` once, for code that needs the locks but no schedules.
 fn once(body: impl Fn() + Send + Sync + 'static) {
     run_by(RandomScheduler::new_from_seed(0, 1), body);
 }
@@ -46,15 +46,15 @@ fn run_by(scheduler: impl Scheduler + 'static, body: impl Fn() + Send + Sync + '
     Runner::new(scheduler, config).run(body);
 }
 
-/// From now on rayon does in this thread what it is called for in this thread (packing, decoding): its own threads are not shuttle's.
+/// From now on, rayon does this thread's work (packing, decoding) in this thread, because its threads are not shuttle's.
 fn without_other_threads() {
     drop(rayon::ThreadPoolBuilder::new().num_threads(1).use_current_thread().build().unwrap());
 }
 
 const DIMS: [usize; 3] = [40_000, 70_000, 9];
 
-/// A store of some chunks and groups in a directory of its own. Two modes are added up in slots, the last in copies; many groups meet
-/// each row of the first and of the last, so that the order in which they are added shows in the bits.
+/// A store of some chunks and groups in its own directory. Two modes are added up in slots, the last in copies. Many groups meet
+/// each row of the first and the last, so that bits depend on the order of additions.
 fn small_store(kind: Kind) -> tempfile::TempDir {
     without_other_threads();
     let dir = tempfile::tempdir().unwrap();
@@ -75,8 +75,8 @@ fn open(dir: &Path) -> Store {
 
 // -- MTTKRP on the host ----------------------------------------------------------------------------------------------------
 
-/// Groups are added to results in order, whoever works on them: the same bits under every schedule. Caught: a group that is added
-/// without waiting for its turn (other bits); a turn that is passed on without waking who waits (deadlock).
+/// Groups are added to results in order, on any thread: the same bits under every schedule. Caught: a group that is added
+/// without waiting for its turn (other bits); a turn that is passed on without waking waiting threads (deadlock).
 #[test]
 fn groups_are_added_in_order() {
     let dir = small_store(Kind::Tiled);
@@ -95,11 +95,11 @@ fn groups_are_added_in_order() {
 
 // -- The executor and its workers ------------------------------------------------------------------------------------------
 
-/// A backend that holds chunks for a while, as a GPU does, and looks whether anybody else has written to their buffers then.
+/// A backend that holds chunks for a while, as a GPU does, and then checks that no one has written to their buffers.
 struct Holding {
     sys: Sys,
     held: VecDeque<(LoadedChunk<PageBuf>, Vec<u8>)>,
-    /// The numbers of the chunks that came.
+    /// The numbers of the chunks that arrived.
     came: Vec<u32>,
     inspected: Arc<AtomicU64>,
     inspect: Inspector,
@@ -151,13 +151,13 @@ impl Backend for Holding {
     }
 }
 
-/// How passes are made.
+/// The options of passes.
 #[derive(Clone, Copy, Debug)]
 struct Way {
     workers: usize,
     buffers: usize,
     direct: bool,
-    /// Every so many chunks one is kept in memory between passes.
+    /// One of this number of chunks is kept in memory between passes.
     kept: Option<usize>,
 }
 
@@ -190,9 +190,9 @@ fn in_every_way(kind: Kind, spoil: impl Fn(&Path), body: impl Fn(&Path, Way) + S
     }
 }
 
-/// Every chunk comes once, in order, into a buffer that nobody else has, in each of two passes, and no thread outlives its pass.
+/// Every chunk arrives once, in order, in a buffer that is used nowhere else, in each of two passes, and no thread outlives its pass.
 /// Caught: a caller that waits for a worker without a buffer before it has waited for the backend; a buffer that is not given back;
-/// a worker that stays to be asked after its last chunk (deadlocks); lines that are not asked in turn (another order).
+/// a worker that waits for requests after its last chunk (deadlocks); workers that are not asked in turn (another order).
 #[test]
 fn passes_bring_every_chunk_in_order() {
     in_every_way(
@@ -217,8 +217,8 @@ fn passes_bring_every_chunk_in_order() {
     );
 }
 
-/// Of two damaged chunks the first in order is told, whichever worker is faster, and all threads have ended. Caught: a caller that
-/// takes whatever worker has something.
+/// Of two damaged chunks the first in order is reported, whichever worker is faster, and all threads have ended. Caught: a caller that
+/// takes chunks from any worker that has one.
 #[test]
 fn the_first_error_in_order_wins() {
     let spoil = |store: &Path| {
@@ -245,8 +245,8 @@ fn the_first_error_in_order_wins() {
     });
 }
 
-/// A pass that is cancelled at any moment ends, with all its threads. Caught: channels that stay open while the threads are waited
-/// for (deadlock).
+/// A pass that is cancelled at any moment ends, with all its threads. Caught: channels that stay open while the pass waits for its
+/// threads (deadlock).
 #[test]
 fn a_pass_that_is_cancelled_ends() {
     in_every_way(
@@ -269,7 +269,7 @@ fn a_pass_that_is_cancelled_ends() {
 
 // -- Temporary files and publication ---------------------------------------------------------------------------------------
 
-/// Writes something temporary and gives it its name.
+/// Writes a temporary file and gives it its name.
 fn write_and_publish(sys: &Sys, dir: &Path) -> Result<()> {
     let path = dir.join("partial");
     let remove = |sys: &Sys, path: &Path| drop(sys.remove_tree(path));
@@ -282,8 +282,8 @@ fn write_and_publish(sys: &Sys, dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// When a program ends under the feet of its work, what that publishes is there whole or not at all, and nothing temporary is left: the
-/// work gets to make nothing more. Caught: a publication that does not wait for the removal (half a result).
+/// If a program ends during its work, the published result is whole or absent, and nothing temporary is left: the
+/// work can create nothing more. Caught: a publication that does not wait for the removal (half a result).
 #[test]
 fn ending_at_once_leaves_a_whole_result_or_nothing() {
     check(|| {
@@ -299,7 +299,7 @@ fn ending_at_once_leaves_a_whole_result_or_nothing() {
             names.sort();
             names
         };
-        // The program would be gone now; the work need not notice.
+        // The program would have ended now. The work need not notice.
         let has_result = match &names(&at)[..] {
             [] => false,
             [result] if result == "result" => names(&at.join("result")) == ["a", "b"],

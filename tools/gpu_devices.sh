@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Several GPUs of one machine, on what gpu_collect.sh collected: agreement with the oracle and the CPU first, then MTTKRP of all modes and
-# CP-ALS iterations on one GPU and on all, resident and streamed. Writes OUT/devices.txt and a report of each run.
+# CP-ALS iterations on one GPU and on all, divided by chunks, by rows and as the engine chooses, then streamed. Writes OUT/devices.txt and a
+# report of each run. DIR needs bin/ alone.
 # usage: tools/gpu_devices.sh DIR OUT [SECONDS]    no new measurement begins after SECONDS (360 by default)
 set -uo pipefail
 dir=$1 out=$2 limit=${3:-360}
@@ -35,6 +36,21 @@ for precision in f64 f32; do
             cat "$work/check.txt"
         fi
     done
+    for how in 0 "all" "all --repeat 2"; do
+        # shellcheck disable=SC2086
+        "$dir/bin/blco-run" "$work/small.blco" --rank 16 --precision $precision --backend cuda --deterministic --devices $how \
+            --output "$work/bits" --force -q >/dev/null 2>"$work/check.txt" || { failed=1; cat "$work/check.txt"; }
+        bits=$(cat "$work"/bits/mode-*.npy | sha256sum)
+        [ "$how" = 0 ] && wanted=$bits
+        if [ "$bits" = "$wanted" ]; then echo "ok: bits $precision --devices $how"; else failed=1; echo "FAILED: bits $precision $how"; fi
+    done
+    if "$dir/bin/blco-run" "$work/small.blco" --rank 16 --precision $precision --devices all --backend cuda --divide rows --repeat 3 \
+        --check "$work/small.tns" -q >"$work/check.txt" 2>&1; then
+        echo "ok: mttkrp $precision by rows"
+    else
+        failed=1
+        cat "$work/check.txt"
+    fi
     for where in cpu "cuda --devices all"; do
         "$dir/bin/blco-cpd" "$work/planted.blco" --rank 4 --precision $precision --tol 0 --max-iters 8 --no-output --json -q \
             --backend $where >"$work/cpd-${where%% *}.json" || failed=1
@@ -56,7 +72,8 @@ line() { # LABEL FILE
 import json, statistics, sys
 r = json.load(open(sys.argv[2]))
 several = r.get("devices")
-by = several["exchange"]["by"] if several else "-"
+# A letter for each mode: r by rows, c by chunks.
+by = several["exchange"]["by"] + " " + "".join(m["by"][0] for m in several["modes"]) if several else "-"
 if "passes" in r:
     times = [p["seconds"] for p in (r["passes"][2:] or r["passes"])]
     last = r["passes"][-1]["device"]
@@ -80,13 +97,19 @@ timed() { # LABEL PROGRAM ARGS...
     if "$dir/bin/$program" "$@" --backend cuda --json -q >"$file" 2>"$file.err"; then line "$label" "$file"; else echo "$label: $(cat "$file.err")"; fi
     rm -f "$file.err"
 }
-all() { # NAME: one and all devices, resident and streamed
-    local name=$1 store=$work/$1.blco devices precision memory
+divided() { # NAME: one and all devices, resident
+    local store=$work/$1.blco devices precision
     for precision in f64 f32; do
-        for devices in 0 all; do
-            timed "$name $precision resident devices $devices" blco-run "$store" --rank 32 --precision $precision --repeat 8 --devices $devices
+        for devices in 0 "all --divide chunks" "all --divide rows" all; do
+            # shellcheck disable=SC2086
+            timed "$1 $precision resident ${devices/--divide /}" blco-run "$store" --rank 32 --precision $precision --repeat 8 --devices $devices
+            # shellcheck disable=SC2086
+            timed "$1 $precision cpd ${devices/--divide /}" blco-cpd "$store" --rank 16 --precision $precision --tol 0 --max-iters 6 --no-output --devices $devices
         done
     done
+}
+streamed() { # NAME: one and all devices
+    local name=$1 store=$work/$1.blco devices memory
     for devices in 0 all; do
         # With what one pass takes, nothing stays on a device from pass to pass; chunks stay in pinned host memory.
         memory=$("$dir/bin/blco-run" "$store" --rank 32 --plan --json -q --backend cuda --devices $devices | python3 -c '
@@ -96,14 +119,16 @@ parts = [p["device"] for p in r["devices"]["parts"]] if r.get("devices") else [r
 print(max(p["memory_bytes"] for p in parts))')
         timed "$name f64 streamed devices $devices" blco-run "$store" --rank 32 --repeat 6 --device-order store --device-memory "$memory" --devices $devices
         timed "$name f64 kept devices $devices" blco-run "$store" --rank 32 --repeat 4 --device-order host --devices $devices
-        timed "$name f64 cpd devices $devices" blco-cpd "$store" --rank 16 --tol 0 --max-iters 6 --no-output --devices $devices
     done
 }
 echo "## one and $count devices, rank 32 (decompositions 16)"
-gen nell2 12092,9184,28818 2 76.9M && { all nell2; rm -r "$work/nell2.blco"; }
-gen enron 6066,5699,244268,1176 2,2,2.5,1.5 54.2M && { all enron; rm -r "$work/enron.blco"; }
-gen patents 46,239172,239172 1,1.5,1.5 150M && { all patents; rm -r "$work/patents.blco"; }
-gen fbm 23344784,23344784,166 1.5,1.5,2 60M && { all fbm; rm -r "$work/fbm.blco"; }
+gen nell2 12092,9184,28818 2 76.9M && divided nell2
+gen darpa 22476,22476,23776223 3,3,1 28.4M && { divided darpa; rm -r "$work/darpa.blco"; }
+gen enron 6066,5699,244268,1176 2,2,2.5,1.5 54.2M && { divided enron; rm -r "$work/enron.blco"; }
+gen patents 46,239172,239172 1,1.5,1.5 150M && { divided patents; rm -r "$work/patents.blco"; }
+gen nell1s 2000000,2000000,4000000 2,2,1.5 143.6M && { divided nell1s; rm -r "$work/nell1s.blco"; }
+gen fbm 23344784,23344784,166 1.5,1.5,2 60M && { divided fbm; rm -r "$work/fbm.blco"; }
+[ -e "$work/nell2.blco" ] && streamed nell2
 echo "done after $SECONDS s"
 # What is written goes through another process.
 sleep 1

@@ -6,8 +6,9 @@ import os
 from typing import Any
 
 from . import _blco
-from ._native import size
+from ._native import size, whole
 from ._pack import pack
+from ._ranks import Ranks
 from ._store import Store
 from ._store import open as open_store
 
@@ -34,6 +35,11 @@ class Engine:
     pin_threads : bool
         Keep each compute thread on a processor.
 
+    comm : mpi4py.MPI.Intracomm, optional
+        Processes that compute together, on their CPUs: all of them make an engine with it, open the same store, and make the same calls
+        of :meth:`Store.mttkrp` and :meth:`Store.cp`, whose results all of them get. Arguments, callbacks and progress are those of
+        rank 0. All else each process does by itself.
+
     Notes
     -----
     The functions of this package use an engine of their own with all defaults, made when it is first needed. After a fork the child
@@ -51,16 +57,20 @@ class Engine:
         temp_dir: str | os.PathLike[str] | None = None,
         deterministic: bool = False,
         pin_threads: bool = False,
+        comm: Any = None,
     ) -> None:
+        ranks = None if comm is None else Ranks(comm)
+        self._ranks = ranks if ranks and ranks.count > 1 else None
         self._engine = _blco.Engine(
             device=device,
             device_number=device_number,
             device_memory=size("device_memory", device_memory),
-            threads=threads,
+            threads=None if threads is None else whole("threads", threads, 0),
             memory=size("memory", memory),
             temp_dir=temp_dir,
             deterministic=deterministic,
             pin_threads=pin_threads,
+            ranks=self._ranks,
         )
 
     @property

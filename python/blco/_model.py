@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ._native import named
+
 #: What a directory holds of how a model was found.
 _TOLD = "model.json"
 
@@ -148,9 +150,11 @@ class Model:
 
     def _mode(self, mode: int | str) -> int:
         if not isinstance(mode, str):
+            if not -len(self.factors) <= mode < len(self.factors):
+                raise IndexError(f"mode {mode} of a model of order {len(self.factors)}")
             return mode
         if mode not in (self.mode_names or ()):
-            raise ValueError(f"mode {mode!r}: there are {', '.join(self.mode_names or ()) or 'no names'}")
+            raise ValueError(f"mode {mode!r}: {named(self.mode_names)}")
         return (self.mode_names or ()).index(mode)
 
     def top(self, component: int, mode: int | str, n: int = 10) -> list[tuple[int | str, float]]:
@@ -171,6 +175,8 @@ class Model:
             The largest first; among equals the smaller index. An index, from 0, for the label of a mode without labels.
         """
         mode = self._mode(mode)
+        if not -self.rank <= component < self.rank:
+            raise IndexError(f"component {component} of a model of rank {self.rank}")
         labels = self.labels[mode]
         column = self.factors[mode][:, component]
         n = min(n, len(column))
@@ -192,6 +198,8 @@ class Model:
     def values_at(self, coords: npt.ArrayLike) -> npt.NDArray[np.float64]:
         """What the model says at coordinates, nonzeros x order."""
         rows = np.asarray(coords)
+        if rows.ndim != 2 or rows.shape[1] != len(self.factors):
+            raise ValueError(f"coordinates of {' x '.join(map(str, rows.shape))}: give nonzeros x {len(self.factors)}")
         product: npt.NDArray[np.float64] = np.broadcast_to(self.weights, (len(rows), self.rank)).copy()
         for mode, factor in enumerate(self.factors):
             product *= factor[rows[:, mode]]
@@ -213,6 +221,8 @@ class Model:
         """
         path = os.fspath(path)
         partial = f"{path}.{os.getpid()}.partial"
+        if not os.path.isdir(parent := os.path.dirname(path) or "."):
+            raise FileNotFoundError(f"{path}: there is no directory {parent}; make it")
         said = [vars(iteration) for iteration in self.iterations]
         told = json.dumps({"iterations": said, "starts": self.starts, "mode_names": self.mode_names, "labels": self.labels})
         if path.endswith(".npz"):
@@ -320,13 +330,15 @@ def load(path: str | os.PathLike[str]) -> Model:
     path = os.fspath(path)
     if os.path.isdir(path):
         return _of_directory(path)
+    if not os.path.exists(path):
+        raise FileNotFoundError(f"{path}: no such file; check the path")
     try:
         with np.load(path, allow_pickle=False) as archive:
             order = sum(name.startswith("mode_") for name in archive)
             factors = [archive[f"mode_{mode}"] for mode in range(order)]
             return Model(archive["weights"], factors, **_told(str(archive["report"])))
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path}: holds no model") from error
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ValueError(f"{path}: holds no model; give what `Model.save` or `blco-cpd` has written") from error
 
 
 def _of_directory(path: str) -> Model:

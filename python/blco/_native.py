@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import re
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 from . import _blco
+from ._ranks import Ranks
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
@@ -25,11 +28,27 @@ def size(name: str, given: int | str | None) -> int | None:
     return int(given)
 
 
+def named(names: Sequence[str] | None) -> str:
+    """What is said of modes to whoever gives a wrong name."""
+    return f"there are {', '.join(names)}" if names else "there are no names; give its number, from 0"
+
+
+def whole(name: str, given: Any, least: int) -> int:
+    """A whole number that is not less."""
+    try:
+        number = operator.index(given)
+    except TypeError:
+        raise TypeError(f"`{name}` {given!r}: give an integer") from None
+    if number < least:
+        raise ValueError(f"`{name}` {number}: give {least} or more")
+    return number
+
+
 class Computes(Protocol):
     """A :class:`blco.Engine`."""
 
-    @property
-    def _engine(self) -> _blco.Engine: ...
+    _engine: _blco.Engine
+    _ranks: Ranks | None
 
 
 _default: tuple[int, _blco.Engine] | None = None

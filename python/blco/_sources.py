@@ -12,6 +12,9 @@ import numpy.typing as npt
 
 Columns = list[npt.NDArray[Any]]
 
+#: How names of tables end.
+_TABLES = (".csv", ".csv.gz", ".csv.zst", ".tsv", ".tsv.gz", ".tsv.zst", ".parquet", ".pq", ".arrow", ".arrows", ".feather")
+
 
 @dataclass
 class Text:
@@ -172,8 +175,12 @@ def read(source: Any, modes: Sequence[Any] | None, value: Any, indexed: bool) ->
     """What `source` is. `indexed`: columns of a table hold indices, not labels."""
     from ._coo import COO
 
+    if isinstance(modes, str):
+        raise TypeError(f"`modes` {modes!r}: give a list of names of columns")
     if isinstance(source, (str, os.PathLike)):
         path = os.fspath(source)
+        if modes is None and path.lower().endswith(_TABLES) and os.path.exists(path):
+            raise ValueError(f"{path}: a table; name its columns with `modes`, and that of its values with `value`")
         return Text(path) if modes is None else Table(path, path)
     if modes is not None and not indexed:
         if hasattr(source, "__arrow_c_stream__"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import operator
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
@@ -15,8 +15,9 @@ from . import _blco
 from ._coo import COO, Fibers
 from ._dlpack import DeviceArray, is_on_gpu, on_gpu
 from ._log import log
-from ._native import Computes, native
+from ._native import Computes, named, native, whole
 from ._progress import Progress, shown
+from ._ranks import Ranks, together
 
 if TYPE_CHECKING:
     from ._model import Iteration, Model
@@ -37,8 +38,8 @@ class Store:
         What packing reported, if this program has packed it.
     """
 
-    def __init__(self, store: _blco.Store) -> None:
-        self._store = store
+    def __init__(self, store: _blco.Store, ranks: Ranks | None = None) -> None:
+        self._store, self._ranks = store, ranks
         self._path = os.fspath(store.path)
         self._shape, self._nnz = tuple(store.shape), store.nnz
         names = store.mode_names
@@ -207,12 +208,14 @@ class Store:
             try:
                 index = operator.index(part)
             except TypeError:
-                raise IndexError(f"{part!r} in mode {mode}: give an integer, a label or a slice") from None
+                what = repr(part) if isinstance(part, float) else type(part).__name__
+                raise IndexError(f"{what} in mode {mode}: give an integer, a label or a slice") from None
             if not -dim <= index < dim:
                 raise IndexError(f"index {index} of mode {mode}, which has {dim}")
             ranges.append((index % dim, index % dim + 1))
         return ranges, kept
 
+    @together
     def mttkrp(
         self,
         factors: Sequence[Any] | Model,
@@ -255,15 +258,19 @@ class Store:
         Results have the same bits for any number of threads on the CPU. What was prepared is kept with the open store, for as many
         combinations of modes and ranks as the tensor has modes, and one more; :meth:`release` lets go of it.
         """
-        given, wanted, one = list(getattr(factors, "factors", factors)), *self._wanted(modes)
+        given, wanted, one = _factors(factors), *self._wanted(modes)
         targets = None if out is None else [out] if one else list(out)
         there = next((factor for factor in given if is_on_gpu(factor)), None)
         if there is None and targets is None:
             arrays, single = _matrices(given)
+            # Ranks prepare for one call.
+            calls = 1 if self._ranks else whole("calls", calls, 1)
             with shown(progress) as show:
-                results = self._store.mttkrp(arrays, wanted, single=single, calls=int(calls), progress=show)
+                results = self._store.mttkrp(arrays, wanted, single=single, calls=calls, progress=show)
             found = [sums for _, sums in results]
             return found[0] if one else found
+        if self._ranks:
+            raise ValueError("several ranks compute on their CPUs; give NumPy arrays")
         held = [on_gpu(f"factor {mode}", factor) if is_on_gpu(factor) else np.asarray(factor) for mode, factor in enumerate(given)]
         precisions = {np.dtype(factor.dtype) for factor in held}
         if len(precisions) != 1:
@@ -286,16 +293,18 @@ class Store:
         """Numbers of modes, and whether it is one that was given as such."""
         one = isinstance(modes, (int, np.integer, str))
         given: Any = range(self.order) if modes is None else [modes] if one else modes
+        if not isinstance(given, Iterable):
+            raise TypeError(f"mode {modes!r}: give a number from 0, a name, or a sequence of these")
         return [self._mode(mode) for mode in given], one
 
     def _mode(self, mode: int | str) -> int:
         if isinstance(mode, str):
             if mode not in (self._names or ()):
-                raise ValueError(f"mode {mode!r}: there are {', '.join(self._names or ()) or 'no names'}")
+                raise ValueError(f"mode {mode!r}: {named(self._names)}")
             return (self._names or ()).index(mode)
         index = operator.index(mode)
         if not -self.order <= index < self.order:
-            raise ValueError(f"mode {mode} of a tensor of order {self.order}")
+            raise ValueError(f"mode {mode} of a tensor of order {self.order}: modes are 0 to {self.order - 1}")
         return index % self.order
 
     def plans(self) -> list[dict[str, Any]]:
@@ -325,6 +334,8 @@ class Store:
         """
         modes, one = self._wanted(mode)
         given = [vector] if one else list(vector)
+        if one and np.ndim(vector) != 1:
+            raise TypeError(f"a vector along one mode has one axis, not {np.ndim(vector)}; name several modes for several vectors")
         if len(given) != len(modes):
             raise ValueError(f"{len(given)} vectors along {len(modes)} modes")
         arrays, single = _matrices(given)
@@ -390,7 +401,7 @@ class Store:
             As of :meth:`mttkrp`: shape[mode] x the product of the other modes' ranks.
         """
         wanted, one = self._wanted(modes)
-        arrays, single = _matrices(list(getattr(factors, "factors", factors)))
+        arrays, single = _matrices(_factors(factors))
         with shown(progress) as show:
             results = self._store.ttmc(arrays, wanted, single=single, progress=show)
         found = [result for _, result in results]
@@ -417,8 +428,11 @@ class Store:
             See :func:`blco.pack`.
         """
         with shown(progress) as show:
+            if not isinstance(other, Store):
+                raise TypeError(f"{type(other).__name__}: give a store of the same shape, as blco.open and blco.pack do")
             return self._store.inner(other._store, show)
 
+    @together
     def cp(
         self,
         rank: int,
@@ -479,7 +493,7 @@ class Store:
         if init is not None:
             if starts != 1:
                 raise ValueError("`starts` is for random factors; `init` gives them")
-            given = [np.ascontiguousarray(factor, dtype) for factor in _initial(init)]
+            given = [np.ascontiguousarray(factor, dtype) for factor in _arrays(_initial(init))]
         tell = None
         if callback is not None:
 
@@ -490,14 +504,14 @@ class Store:
         labels = self.labels
         with shown(progress) as show:
             found = self._store.cp(
-                operator.index(rank),
+                whole("rank", rank, 1),
                 single=single,
                 nonneg=nonneg,
                 ridge=ridge,
                 tol=tol,
-                max_iters=max_iters,
-                seed=seed,
-                starts=starts,
+                max_iters=whole("max_iters", max_iters, 1),
+                seed=whole("seed", seed, 0),
+                starts=whole("starts", starts, 1),
                 init=given,
                 callback=tell,
                 progress=show,
@@ -564,15 +578,34 @@ def open(path: str | os.PathLike[str], *, engine: Computes | None = None) -> Sto
     CorruptStoreError
         If its manifest is damaged. Chunks are checked when they are read.
     """
-    return Store(native(engine).open(os.fspath(path)))
+    return Store(native(engine).open(os.fspath(path)), engine._ranks if engine else None)
 
 
 def _matrices(given: Sequence[Any]) -> tuple[list[npt.NDArray[Any]], bool]:
     """Arrays as the extension takes them, C-contiguous and of one precision, and whether that is float32."""
-    arrays = [np.asarray(array) for array in given]
+    arrays = _arrays(given)
     single = bool(arrays) and all(array.dtype == np.float32 for array in arrays)
     dtype = np.float32 if single else np.float64
     return [np.ascontiguousarray(array, dtype) if array.ndim else array for array in arrays], single
+
+
+def _factors(given: Any) -> list[Any]:
+    """Factors in a sequence, or of a model."""
+    held = getattr(given, "factors", given)
+    if isinstance(held, str) or not isinstance(held, Iterable) or getattr(held, "ndim", 3) < 3:
+        raise TypeError(
+            f"{type(given).__name__} for factors: give a list of arrays, one of shape[m] x rank for each mode, or a model"
+        )
+    return list(held)
+
+
+def _arrays(given: Iterable[Any]) -> list[npt.NDArray[Any]]:
+    """Arrays of real numbers."""
+    arrays = [np.asarray(array) for array in given]
+    for array in arrays:
+        if array.dtype.kind not in "biuf":
+            raise TypeError(f"an array of {array.dtype}: give real numbers, as float64 or float32")
+    return arrays
 
 
 def _told(report: str) -> dict[str, Any]:
@@ -583,6 +616,6 @@ def _told(report: str) -> dict[str, Any]:
 def _initial(init: Any) -> Sequence[Any]:
     """Factors to start from; those of a model with its weights in the first."""
     if not hasattr(init, "factors"):
-        return list(init)
+        return _factors(init)
     first, *others = init.factors
     return [first if init.weights is None else np.asarray(first) * init.weights, *others]

@@ -218,7 +218,9 @@ impl<'py, T: Real + numpy::Element> PyFactors<'py, T> {
         let one = |factor: &Bound<'py, PyAny>| match factor.extract::<DeviceAt>() {
             Ok(at) => Ok(PyMatrix::Device(device_matrix(at))),
             Err(_) => factor.extract().map(PyMatrix::Host).map_err(|_| {
-                PyTypeError::new_err("factors are NumPy arrays of two axes, all of float64 or all of float32")
+                PyTypeError::new_err(
+                    "factors and matrices are NumPy arrays of two axes, all of float64 or all of float32",
+                )
             }),
         };
         factors.iter().map(one).collect::<PyResult<_>>().map(Self)

@@ -19,7 +19,7 @@ pub struct Choices {
 }
 
 impl Choices {
-    pub fn build(&self) -> blco::Result<blco::Engine> {
+    pub fn builder(&self) -> blco::EngineBuilder {
         let Self { device, deterministic, pin_threads, .. } = *self;
         let mut builder = blco::Engine::builder().device(device);
         builder = builder.deterministic(deterministic).pin_threads(pin_threads);
@@ -38,7 +38,7 @@ impl Choices {
         if let Some(directory) = &self.temp_dir {
             builder = builder.temp_dir(directory);
         }
-        builder.build()
+        builder
     }
 
     /// An engine with threads of its own, at most `threads`, for work that waits for Python: threads that wait are missing to all
@@ -46,6 +46,6 @@ impl Choices {
     pub fn aside(&self, threads: usize) -> PyResult<blco::Engine> {
         let threads = Some(self.threads.map_or(threads, |most| most.min(threads)));
         let aside = Self { threads, device: Device::Cpu, ..self.clone() };
-        aside.build().map_err(|error| exception(&error))
+        aside.builder().build().map_err(|error| exception(&error))
     }
 }

@@ -7,6 +7,7 @@ use crate::error::{exception, exception_about};
 use crate::options::{choice, pack_options};
 use crate::packer::Packer;
 use crate::process::OfProcess;
+use crate::ranks::Ranks;
 use crate::source::ArraySource;
 use crate::store::Store;
 use blco::{Device, Error, IndexBase, Nulls, ReadOptions, TableOptions, parse_modes};
@@ -16,6 +17,7 @@ use pyo3::types::PyDict;
 use pyo3_arrow::PyRecordBatchReader;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// Where to compute: device, threads and memory. Its threads serve every store that it has opened.
 #[pyclass(frozen, module = "blco._blco")]
@@ -28,7 +30,8 @@ pub struct Engine {
 #[pymethods]
 impl Engine {
     #[new]
-    #[pyo3(signature = (*, device = "auto", device_number = None, device_memory = None, threads = None, memory = None, temp_dir = None, deterministic = false, pin_threads = false))]
+    #[pyo3(signature = (*, device = "auto", device_number = None, device_memory = None, threads = None, memory = None, temp_dir = None, deterministic = false, pin_threads = false, ranks = None))]
+    #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
     fn new(
         device: &str,
         device_number: Option<usize>,
@@ -38,6 +41,7 @@ impl Engine {
         temp_dir: Option<PathBuf>,
         deterministic: bool,
         pin_threads: bool,
+        ranks: Option<Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
         let devices = [("auto", Device::Auto), ("cpu", Device::Cpu), ("cuda", Device::Cuda)];
         let device = choice("device", device, &devices)?;
@@ -51,7 +55,11 @@ impl Engine {
             deterministic,
             pin_threads,
         };
-        let engine = choices.build().map_err(|error| exception(&error))?;
+        let mut builder = choices.builder();
+        if let Some(ranks) = ranks {
+            builder = builder.links(Arc::new(Ranks::new(&ranks)?));
+        }
+        let engine = builder.build().map_err(|error| exception(&error))?;
         Ok(Self { engine: OfProcess::new(engine), choices })
     }
 

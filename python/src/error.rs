@@ -18,9 +18,13 @@ create_exception!(
 );
 create_exception!(blco, DeviceError, PyRuntimeError, "The GPU or its driver refused.");
 
+/// Names in the engine's messages, and what they are called in Python.
+const NAMES: [(&str, &str); 3] =
+    [("`Device::Cpu`", "`device=\"cpu\"`"), ("`dims`", "`shape`"), ("`target`", "`store`")];
+
 /// The exception of `error`.
 pub fn exception(error: &Error) -> PyErr {
-    let text = error.to_string();
+    let text = NAMES.iter().fold(error.to_string(), |text, (name, here)| text.replace(name, here));
     match error {
         Error::Corrupt { .. } => CorruptStoreError::new_err(text),
         Error::Io { source, .. } | Error::Resource { source, .. } => of_system(source, text),

@@ -14,6 +14,7 @@
 //! | `engine`, `store`, `packer`, `batches` | the classes |
 //! | `arrow` | nonzeros as an Arrow C stream |
 //! | `open` | an open store with its engine and sessions |
+//! | `ranks` | several processes, through mpi4py |
 //! | `sessions` | prepared sessions of an open store, kept between calls |
 
 #![allow(clippy::needless_pass_by_value, reason = "arguments of Python functions arrive by value")]
@@ -30,6 +31,7 @@ mod options;
 mod packer;
 mod process;
 mod products;
+mod ranks;
 mod sessions;
 mod source;
 mod store;

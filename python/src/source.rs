@@ -53,7 +53,9 @@ impl<'a> ArraySource<'a> {
         let met = met.try_reduce_with(|a, b| Ok(larger(a, b))).expect("there are nonzeros")?;
         let dims = match dims {
             Some(dims) if dims.len() != met.len() || met.iter().zip(dims).any(|(met, dim)| met > dim) => {
-                let what = format!("indices up to {met:?} of shape {dims:?}");
+                let by = |dims: &[u64]| dims.iter().map(u64::to_string).collect::<Vec<_>>().join(" x ");
+                let (met, dims) = (by(&met), by(dims));
+                let what = format!("the indices need a shape of {met} or more; `shape` is {dims}");
                 return Err(Error::input(tensor.name, what));
             }
             Some(dims) => dims.clone(),

@@ -175,6 +175,16 @@ impl Store {
         self.open.get()?.work(py, progress.as_ref(), |engine, store| engine.inner(store, &other.store))
     }
 
+    /// On a rank but 0: does what rank 0's call needs, until that ends.
+    fn serve(&self, py: Python<'_>) -> PyResult<()> {
+        self.open.get()?.work(py, None, |engine, store| engine.serve(store.path()))
+    }
+
+    /// On rank 0: the others have served.
+    fn end_serving(&self, py: Python<'_>) -> PyResult<()> {
+        self.open.get()?.work(py, None, |engine, _| engine.end_serving())
+    }
+
     /// What the sessions that are kept use, as JSON.
     fn plans(&self) -> PyResult<String> {
         let open = self.open.get()?;

@@ -30,6 +30,80 @@ pub struct Operation {
     pub alternating: bool,
     /// Whether its kernels read trees as they lie; for others they become nonzeros behind the copy.
     pub reads_trees: bool,
+    /// The work of this device, if several hold all chunks and divide modes by ranges of rows.
+    pub share: Option<Share>,
+}
+
+/// The work of one of several devices, all of which hold all chunks.
+///
+/// The first pass only loads the chunks. At its end, each device sorts them by the rows of a mode and finds the same row ranges as the
+/// others: from the rows in order and what their nonzeros cost ([`RowCost`]). It keeps the tiles of its own range, whole ones, so that
+/// every row is added up in the order of one device that has all. Results of other rows mean nothing.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Share {
+    /// The range of each mode's cost that it has, as fractions: where one device's range ends, the next one's begins.
+    pub from: f64,
+    /// Its end.
+    pub to: f64,
+    /// What a row costs.
+    pub cost: RowCost,
+    /// The modes, from 0, that are divided by rows.
+    pub by_rows: Vec<usize>,
+    /// The chunks from which it computes the other modes, in the store's order.
+    pub chunks: Range<usize>,
+}
+
+/// The cost of a row, apart from its nonzeros, in nonzeros.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RowCost(pub f64);
+
+impl RowCost {
+    /// A nonzero reads a row of every other factor. A row is written once; in a decomposition it is also updated and sent to the others.
+    #[must_use]
+    pub fn of(order: usize, decomposes: bool) -> Self {
+        let rows = if decomposes { 4.0 } else { 1.0 };
+        Self(rows / (order.max(2) - 1) as f64)
+    }
+
+    /// The cost of the first `rows` rows, which have `nnz` nonzeros.
+    #[must_use]
+    pub fn before(self, rows: u32, nnz: u32) -> f64 {
+        f64::from(nnz) + self.0 * f64::from(rows)
+    }
+}
+
+/// Estimated seconds of a mode's passes on one device, for all nonzeros of a store.
+#[derive(Clone, Copy, Debug)]
+pub struct ModeSeconds {
+    /// Reading and updating rows for the nonzeros in the store's order. Each group updates the rows that it contains, and finds rows of the
+    /// other modes in its cache when it meets them again. If other modes are computed in the same pass, modes share decoded tiles and
+    /// cached rows.
+    pub in_store_order: f64,
+    /// Reading factor rows for the nonzeros sorted by the mode's rows: no row is cached.
+    pub sorted: f64,
+    /// Updating a row.
+    pub update: f64,
+    /// Clearing sums and, from f64 to f32, reading and writing them again.
+    pub cleared: f64,
+    /// Writing each row once.
+    pub written: f64,
+    /// Sorting the nonzeros, once.
+    pub built: f64,
+}
+
+impl ModeSeconds {
+    /// The time per pass that a mode-sorted copy saves if the whole copy is on the device: rows are written once instead of cleared and
+    /// updated.
+    #[must_use]
+    pub fn saved(&self) -> f64 {
+        self.in_store_order + self.cleared - self.sorted - self.written
+    }
+
+    /// Seconds of a pass on one device.
+    #[must_use]
+    pub fn on_one(&self) -> f64 {
+        (self.in_store_order + self.cleared).min(self.sorted + self.written)
+    }
 }
 
 /// What a plan is made from.
@@ -245,6 +319,16 @@ pub struct DevicePlan {
 }
 
 impl DevicePlan {
+    /// The device's work, if several hold all chunks.
+    pub(crate) fn share(&self) -> Option<&Share> {
+        self.request.operation.share.as_ref()
+    }
+
+    /// Whether the first pass only loads chunks, and work begins at its end.
+    pub(crate) fn loads_first(&self) -> bool {
+        self.deterministic || self.share().is_some()
+    }
+
     /// The store's chunks.
     #[must_use]
     pub fn chunks(&self) -> &ImageSet {

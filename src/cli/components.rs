@@ -96,11 +96,16 @@ pub fn components_csv<T: Real>(model: &Model<T>, modes: &[ShownMode]) -> Vec<u8>
                 append_field(&mode.name, b',', &mut out);
                 out.extend_from_slice(format!(",{},", place + 1).as_bytes());
                 append_field(&mode.label(row), b',', &mut out);
-                out.extend_from_slice(format!(",{loading}\n").as_bytes());
+                out.extend_from_slice(format!(",{}\n", decimal(loading)).as_bytes());
             }
         }
     }
     out
+}
+
+/// A number, with an exponent rather than many zeros.
+fn decimal(x: f64) -> String {
+    if x != 0.0 && x.abs() < 1e-5 { format!("{x:e}") } else { x.to_string() }
 }
 
 #[cfg(test)]
@@ -116,5 +121,6 @@ mod tests {
             wanted.sort_by(|a, b| b.1.abs().total_cmp(&a.1.abs()));
             assert_eq!(top, wanted[..10]);
         }
+        assert_eq!([0.0, -0.25, 3e-7, 5e-230].map(decimal), ["0", "-0.25", "3e-7", "5e-230"]);
     }
 }

@@ -1,27 +1,30 @@
 //! What users expect of every command: a version that says how it was built, completions, a man page, colors that can be turned off,
 //! and wrong options reported on one line.
 
-use clap::{ArgMatches, Args, ColorChoice, Command};
+use clap::error::{ContextKind, ErrorKind};
+use clap::{ArgAction, ArgMatches, Args, ColorChoice, Command};
 use clap_complete::Shell;
 use clap_mangen::Man;
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
-use std::sync::OnceLock;
+use std::sync::{LazyLock, OnceLock};
 
-#[cfg(feature = "cuda")]
-const VERSION: &str = concat!(
-    env!("CARGO_PKG_VERSION"),
-    "\nfeatures:   cli, cuda",
-    "\nCUDA:       driver 12.0 or newer, loaded if present; compute capability 7.0 or newer",
-    "\ncontainers: writes version 2; reads versions 1 and 2"
-);
-#[cfg(not(feature = "cuda"))]
-const VERSION: &str = concat!(
-    env!("CARGO_PKG_VERSION"),
-    "\nfeatures:   cli",
-    "\nCUDA:       not built in; build with --features cuda",
-    "\ncontainers: writes version 2; reads versions 1 and 2"
-);
+static VERSION: LazyLock<String> = LazyLock::new(|| {
+    let features = [
+        ("arrow", cfg!(feature = "arrow")),
+        ("cuda", cfg!(feature = "cuda")),
+        ("mpi", cfg!(feature = "mpi")),
+    ];
+    let built_in = features.iter().filter(|(_, is)| *is).map(|(name, _)| format!(", {name}"));
+    let cuda = if cfg!(feature = "cuda") {
+        "driver 12.0 or newer, loaded if present; compute capability 7.0 or newer"
+    } else {
+        "not built in; build with --features cuda"
+    };
+    let (version, features) = (env!("CARGO_PKG_VERSION"), built_in.collect::<String>());
+    let containers = "writes version 2; reads versions 1 and 2";
+    format!("{version}\nfeatures:   cli{features}\nCUDA:       {cuda}\ncontainers: {containers}")
+});
 
 /// Options that print something and do nothing else.
 #[derive(Clone, Copy, Debug, Args)]
@@ -54,7 +57,17 @@ pub fn prepare(command: Command) -> Command {
         ColorChoice::Auto => terminal(),
     };
     let _ = COLORED.set(colored);
-    command.color(choice).long_version(VERSION)
+    lenient(command).color(choice).long_version(VERSION.as_str())
+}
+
+/// `command` that takes words of its options in upper case, and negative numbers for values, which are then refused as values.
+pub fn lenient(command: Command) -> Command {
+    command.mut_args(|arg| match arg.get_action() {
+        ArgAction::Set | ArgAction::Append if !arg.is_positional() => {
+            arg.ignore_case(true).allow_negative_numbers(true)
+        }
+        _ => arg,
+    })
 }
 
 /// The value of `--color`. It is needed before the command line is parsed, since help and errors follow it.
@@ -97,27 +110,44 @@ pub fn printed(matches: &ArgMatches, mut command: Command) -> Option<ExitCode> {
 }
 
 /// Ends the program as `error` asks: help and versions are printed, wrong options are reported on one line.
-pub fn exit(name: &str, error: &clap::Error) -> ExitCode {
+pub fn exit(command: &Command, error: &clap::Error) -> ExitCode {
     if !error.use_stderr() {
         error.exit();
     }
+    let name = command.get_name();
+    let what = unknown(command, error).unwrap_or_else(|| one_line(&error.render().to_string()));
     // A failure to write this cannot be reported.
-    drop(writeln!(
-        std::io::stderr(),
-        "{} {}; see {name} --help",
-        prefix(name),
-        one_line(&error.render().to_string())
-    ));
+    drop(writeln!(std::io::stderr(), "{} {what}; see {name} --help", prefix(name)));
     ExitCode::from(2)
 }
 
-/// The paragraphs above the usage, joined into one line.
+/// What to say of an argument that is not known and similar to none.
+fn unknown(command: &Command, error: &clap::Error) -> Option<String> {
+    let word = error.get(ContextKind::InvalidArg).filter(|_| error.kind() == ErrorKind::UnknownArgument)?;
+    if error.get(ContextKind::SuggestedArg).is_some() {
+        return None;
+    }
+    if word.to_string().starts_with('-') {
+        return Some(format!("there is no option {word}"));
+    }
+    let output = command.get_arguments().any(|arg| arg.get_short() == Some('o'));
+    let way = if output { "name the output with -o, and write values" } else { "write values" };
+    Some(format!("'{word}' is one argument too many; {way} without spaces"))
+}
+
+/// The paragraphs above the usage, joined into one line. Values similar to the given one are left out, because all are listed.
 fn one_line(text: &str) -> String {
     let above = text.split("\nUsage:").next().unwrap_or_default();
     let above = above.split("\nFor more information").next().unwrap_or_default();
     let paragraphs = above.trim().trim_start_matches("error: ").split("\n\n");
+    // How to give an option's name as a value, or a value like the one given, is of no help.
+    let is_help = |paragraph: &&str| {
+        !["a similar value exists", "tip: to pass '"].iter().any(|tip| paragraph.contains(tip))
+    };
+    let paragraphs = paragraphs.filter(is_help);
     let joined = paragraphs.map(|paragraph| paragraph.split_whitespace().collect::<Vec<_>>().join(" "));
-    joined.collect::<Vec<_>>().join("; ").replace("; tip: ", "; ")
+    let line = joined.collect::<Vec<_>>().join("; ").replace("; tip: ", "; ");
+    line.replace("invalid digit found in string", "not a whole number")
 }
 
 #[cfg(test)]
@@ -146,6 +176,8 @@ mod tests {
 
     #[test]
     fn usage_errors_are_one_line() {
+        let text = "error: unexpected argument '-o' found\n\n  tip: to pass '-o' as a value, use '-- -o'\n\nUsage: blco-export";
+        assert_eq!(one_line(text), "unexpected argument '-o' found");
         let text = "error: unexpected argument '--mode' found\n\n  tip: a similar argument exists: '--modes'\n\n\
                     Usage: blco-run [OPTIONS] <STORE>\n\nFor more information, try '--help'.\n";
         let line = "unexpected argument '--mode' found; a similar argument exists: '--modes'";

@@ -70,7 +70,7 @@ pub struct Cpd {
 #[command(next_help_heading = "Options of a decomposition")]
 struct CpArgs {
     /// Number of components [default: 16, or as in --factors]
-    #[arg(short, long, value_name = "R", value_parser = clap::value_parser!(u32).range(1..=1 << 14))]
+    #[arg(short, long, value_name = "R", value_parser = rank)]
     rank: Option<u32>,
     /// Decompose with each rank from A to B, compare the ranks on the page, and keep the largest whose stability is at least 0.9
     #[arg(long, value_name = "A..B", value_parser = cpd_ranks::ranks, conflicts_with_all = ["rank", "factors", "checkpoint", "resume"])]
@@ -88,10 +88,10 @@ struct CpArgs {
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..))]
     max_iters: u32,
     /// Stop when the fit changes by less than T; 0 runs all iterations
-    #[arg(long, value_name = "T", default_value_t = 1e-5, allow_negative_numbers = true, value_parser = not_negative)]
+    #[arg(long, value_name = "T", default_value = "1e-5", value_parser = not_negative)]
     tol: f64,
     /// Ridge term: add X to the diagonal of the Hadamard product of the Gram matrices
-    #[arg(long, value_name = "X", default_value_t = 0.0, allow_negative_numbers = true, value_parser = not_negative)]
+    #[arg(long, value_name = "X", default_value_t = 0.0, value_parser = not_negative)]
     ridge: f64,
     /// Keep factors nonnegative (HALS)
     #[arg(long)]
@@ -134,6 +134,17 @@ fn negative_values(nonneg: bool, smallest: f64) -> Option<String> {
     (nonneg && smallest < 0.0).then(|| format!("the tensor has negative values, down to {smallest}: {what}"))
 }
 
+/// The largest rank of a decomposition.
+const RANK_MAX: u32 = 1 << 14;
+
+fn rank(text: &str) -> std::result::Result<u32, String> {
+    if text.contains("..") {
+        return Err(format!("give one rank, or compare several with --ranks {text}"));
+    }
+    let rank = text.parse().ok().filter(|rank| (1..=RANK_MAX).contains(rank));
+    rank.ok_or_else(|| format!("give a whole number from 1 to {RANK_MAX}"))
+}
+
 fn not_negative(text: &str) -> std::result::Result<f64, String> {
     match text.parse::<f64>() {
         Ok(x) if x >= 0.0 && x.is_finite() => Ok(x),
@@ -148,7 +159,7 @@ impl Program for Cpd {
 
     fn serve(&self, sys: &Sys) -> Result<()> {
         let store = self.store.as_ref();
-        let store = store.ok_or_else(|| Error::request("several ranks decompose a store: name it"))?;
+        let store = store.ok_or_else(|| Error::request("several processes decompose a store: name it"))?;
         self.engine.engine(sys, self.common, &Bar::new(true))?.serve(store)
     }
 
@@ -322,6 +333,11 @@ impl Cpd {
             what = format!("start {} of {starts}, {what}", at.start + 1);
         }
         what = format!("{of_rank}{what}");
+        // Iterations of the whole run: those that are allowed, and those before this one if all before were needed.
+        let (ranks, max) = (cp.ranks.unwrap_or(Ranks(0, 0)), f64::from(cp.max_iters));
+        let before = (rank.unwrap_or(0) as f64 - f64::from(ranks.0)) * f64::from(starts);
+        let made = (before + f64::from(at.start)) * max + at.last.map_or(0, |last| last.iteration) as f64;
+        let allowed = (f64::from(ranks.1 - ranks.0) + 1.0) * f64::from(starts) * max;
         if let Some(last) = at.last {
             let start = if starts > 1 { format!("start {}, ", at.start + 1) } else { String::new() };
             progress.iterated([rank.unwrap_or(0), at.start as usize, last.iteration], || {
@@ -330,13 +346,13 @@ impl Cpd {
                     "{of_rank}{start}iteration {iteration}: fit {fit:.6}, change {change:.1e}, {seconds:.2} s"
                 )
             });
-            let left = last.seconds
-                * f64::from(cp.max_iters.saturating_sub(u32::try_from(last.iteration).unwrap_or(0)));
-            let left =
-                humantime::format_duration(Duration::from_secs(Duration::from_secs_f64(left).as_secs()));
+            let left = Duration::try_from_secs_f64(last.seconds * (allowed - made)).unwrap_or(Duration::MAX);
+            let left = humantime::format_duration(Duration::from_secs(left.as_secs()));
             what = format!("{what}, fit {:.6}, change {:.1e}, {left} left at most", last.fit, last.change);
         }
-        progress.iterate(&what, at.mode as u64 * nnz + at.nnz, order * nnz);
+        // One bar for the whole run. At the next start it leaps over iterations that were not needed.
+        let part = (at.mode as u64 * nnz + at.nnz) as f64 / (order * nnz) as f64;
+        progress.iterate(&what, (made + part) / allowed);
     }
 }
 

@@ -1,5 +1,6 @@
 //! Records the command in a checkpoint, so that `--resume DIR` needs no other option.
 
+use super::conventions::lenient;
 use super::outputs::Pending;
 use crate::error::{Error, Result};
 use crate::sys::Sys;
@@ -54,7 +55,8 @@ impl CheckpointCommand {
             return Err(Error::request(format!("{}: {what}", dir.display())));
         }
         if !path.exists() {
-            return Err(Error::request(format!("{}: does not record its command; {repeat}", dir.display())));
+            let what = "holds no checkpoint with its command; name another directory, or";
+            return Err(Error::request(format!("{}: {what} {repeat}", dir.display())));
         }
         let file = sys.open(&path, false)?;
         let damaged = || Error::unusable(&path, format!("does not hold a command; {repeat}"));
@@ -82,7 +84,7 @@ impl CheckpointCommand {
         let words = std::iter::once(OsString::from("blco-cpd"))
             .chain(self.arguments.iter().map(OsString::from))
             .chain([OsString::from("--checkpoint"), dir.into(), "--resume".into()]);
-        let parser = P::command().args_override_self(true);
+        let parser = lenient(P::command()).args_override_self(true);
         let parsed = parser.try_get_matches_from(words).and_then(|matches| P::from_arg_matches(&matches));
         parsed.map_err(|error| {
             let text = error.to_string();

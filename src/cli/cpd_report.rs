@@ -119,8 +119,8 @@ pub fn page<T: Real>(report: &CpdReport, outcome: &Decomposition<T>, modes: &[Sh
         ("starts", starts.join(", ")),
     ];
     if let Some(stability) = stability(&found.starts) {
-        let what = "on average over all pairs of starts, their components match";
-        facts.push(("stability", format!("{stability:.4}: {what} this well (1: the same)")));
+        let what = "the mean match of components over all pairs of starts; 1 is identical";
+        facts.push(("stability", format!("{stability:.4}, {what}")));
     }
     if let Some(ranks) = &report.ranks {
         facts.push(("rank", cpd_ranks::why(ranks)));

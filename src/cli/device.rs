@@ -2,7 +2,7 @@
 
 use super::counted;
 use super::report::{ReportHead, kept_text, memory_text, shown};
-use crate::backend::devices::{DevicePart, DevicesPass, DevicesPlan};
+use crate::backend::devices::{DevicePart, DevicesPass, DevicesPlan, Divide, ModeDivision};
 use crate::backend::plan::{DevicePlan, ModePlan, Place};
 use crate::stream::PassReport;
 use bytesize::ByteSize;
@@ -66,8 +66,9 @@ pub fn several_text(head: &ReportHead, devices: &DevicesPlan, what: &str, passes
     let parts: String = devices.parts.iter().map(part).collect();
     let exchange = &devices.exchange;
     format!(
-        "{}\n{parts}  sums    by {}: {} to each GPU in a pass ({})\n  host    {} + {}\n  a pass  {} in {} chunks, {passes}\n{}",
+        "{}\n{parts}{}  sums    by {}: {} to each GPU in a pass ({})\n  host    {} + {}\n  a pass  {} in {} chunks, {passes}\n{}",
         head.title(what),
+        divisions_text(devices),
         exchange.by.name(),
         ByteSize(exchange.bytes),
         exchange.why,
@@ -77,6 +78,16 @@ pub fn several_text(head: &ReportHead, devices: &DevicesPlan, what: &str, passes
         plan.chunks,
         head.notes_text(),
     )
+}
+
+/// A line for each mode: how it is divided, and why.
+fn divisions_text(devices: &DevicesPlan) -> String {
+    let line = |ModeDivision { mode, by, why }: &ModeDivision| {
+        let by = if *by == Divide::Rows { "rows" } else { "chunks" };
+        let why = if why.is_empty() { String::new() } else { format!("; {why}") };
+        format!("  divided mode {mode}: by {by}{why}\n")
+    };
+    devices.modes.iter().map(line).collect()
 }
 
 /// What each of several GPUs did in the last pass.

@@ -3,6 +3,7 @@
 use super::progress::Bar;
 use super::{Common, machine, one_of, size, thread_count};
 use crate::backend::device::{DeviceOrder, MttkrpVariant, TtvVariant};
+use crate::backend::devices::Divide;
 use crate::dense::Precision;
 use crate::engine::{self, Device, DeviceSet, Engine, EngineBuilder, Options};
 use crate::error::{Error, Result};
@@ -23,6 +24,10 @@ pub struct EngineArgs {
     /// Compute MTTKRP or a decomposition on several GPUs together: all, or a list such as 0,1,3
     #[arg(long, value_name = "LIST", conflicts_with = "device", value_parser = devices)]
     devices: Option<DeviceSet>,
+    /// How several GPUs divide the work. chunks: each has some of them, and sums are added up after each pass. rows: each has all chunks and
+    /// computes a range of each mode's rows. auto: the one expected to be fastest; with --deterministic, rows
+    #[arg(long, default_value = "auto", requires = "devices", value_parser = one_of(DIVISIONS))]
+    divide: Divide,
     /// Use at most this much GPU memory [default: all that is free]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     device_memory: Option<u64>,
@@ -58,6 +63,10 @@ pub struct EngineArgs {
     #[arg(long)]
     direct: bool,
 }
+
+/// What `--divide` takes.
+const DIVISIONS: [(&str, Divide); 3] =
+    [("auto", Divide::Auto), ("rows", Divide::Rows), ("chunks", Divide::Chunks)];
 
 /// What `--device-order` takes.
 const ORDERS: [(&str, DeviceOrder); 4] = [
@@ -100,6 +109,7 @@ impl EngineArgs {
         let of_gpu = [
             (self.device.is_some(), "--device"),
             (self.devices.is_some(), "--devices"),
+            (self.divide != Divide::Auto, "--divide"),
             (self.device_memory.is_some(), "--device-memory"),
             (self.streams.is_some(), "--streams"),
             (self.device_order == DeviceOrder::Host, "--device-order host"),
@@ -117,6 +127,7 @@ impl EngineArgs {
             device: self.backend,
             device_number: self.device.unwrap_or(0),
             devices: self.devices.clone(),
+            divide: self.divide,
             device_memory: self.device_memory,
             lanes: self.streams.map(usize::from),
             device_order: self.device_order,
@@ -160,7 +171,7 @@ fn build(sys: &Sys, options: Options, progress: &Bar) -> Result<Engine> {
     let bar = progress.clone();
     let show = move |at: engine::Progress| bar.show(at.what, at.done, at.total);
     let builder = Engine::builder().sys(sys).options(options).progress(show);
-    super::ranks::links().into_iter().fold(builder, EngineBuilder::links).build()
+    super::processes::links().into_iter().fold(builder, EngineBuilder::links).build()
 }
 
 /// An engine on the CPU, for programs that read nonzeros and compute little.

@@ -6,7 +6,7 @@ use super::outputs::{
 };
 use super::pack::{StoreArgs, text as pack_text};
 use super::progress::Bar;
-use super::{Common, Program, Report, STDOUT, count, nonzeros, refuse_json_beside_output};
+use super::{Common, Program, Report, STDOUT, count, dim, nonzeros, refuse_json_beside_output};
 use crate::coo::generate::{GenerateSpec, Generator, Skew, Values};
 use crate::coo::tns::text_of;
 use crate::coo::{Batch, Extent, Source};
@@ -41,7 +41,7 @@ pub struct Gen {
     /// The output: a store (ends in .blco or .hocfs), coordinate text (ends in .tns), or - for text on standard output
     output: PathBuf,
     /// The dim of each mode, such as 183,24,1140,1717
-    #[arg(long, value_name = "D1,D2,…", required = true, value_delimiter = ',', value_parser = count)]
+    #[arg(long, value_name = "D1,D2,…", required = true, value_delimiter = ',', value_parser = dim)]
     dims: Vec<u64>,
     /// Number of nonzeros, such as 3300000 or 3.3M
     #[arg(long, value_name = "N", value_parser = count)]

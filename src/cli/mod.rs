@@ -1,7 +1,7 @@
-//! What the programs share: exit statuses, signals, sizes, progress, reports. The only place below the
-//! binaries that prints or reads what the environment says for tests.
+//! The code that all programs share: exit statuses, signals, sizes, progress, reports. Nothing below the
+//! programs but this module prints, or reads environment variables for tests.
 //!
-//! Exit status 0: success (a broken pipe is one). 1: a check failed. 2: an error, told in one line on standard
+//! Exit status 0: success, also after a broken pipe. 1: a check failed. 2: an error, reported in one line on standard
 //! error. 130: interrupted.
 
 mod compare;
@@ -25,8 +25,8 @@ mod model_page;
 mod npz;
 mod outputs;
 pub mod pack;
+mod processes;
 mod progress;
-mod ranks;
 mod repair;
 mod report;
 pub mod run;
@@ -48,7 +48,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// A program: its arguments, and what it does with them.
+/// A program: its arguments and its work.
 pub trait Program: Parser {
     /// The options that all programs have.
     fn common(&self) -> &Common;
@@ -61,10 +61,10 @@ pub trait Program: Parser {
     /// Does the work.
     fn run(&self, sys: &Sys) -> Result<Report>;
 
-    /// Does what rank 0 of several processes tells, where this is another of them.
+    /// Follows the orders of process 0, in another of several processes.
     fn serve(&self, _sys: &Sys) -> Result<()> {
         Err(Error::request(
-            "several ranks run blco-run with --op mttkrp, and blco-cpd; start this program alone",
+            "several processes run blco-run with --op mttkrp, and blco-cpd; start this program alone",
         ))
     }
 }
@@ -113,7 +113,7 @@ impl Report {
     }
 }
 
-/// What `write` writes.
+/// The text that `write` writes.
 pub(crate) fn text_of(write: impl FnOnce(&mut String) -> std::fmt::Result) -> Result<String> {
     let mut out = String::new();
     write(&mut out).map_err(|e| Error::request(format!("the report cannot be written: {e}")))?;
@@ -126,26 +126,26 @@ pub fn main<P: Program>() -> ExitCode {
     let name = P::command().get_name().to_owned();
     let matches = match conventions::prepare(P::command()).try_get_matches() {
         Ok(matches) => matches,
-        Err(error) => return conventions::exit(&name, &error),
+        Err(error) => return conventions::exit(&P::command(), &error),
     };
     if let Some(status) = conventions::printed(&matches, P::command()) {
         return status;
     }
     let program = match P::from_arg_matches(&matches) {
         Ok(program) => program,
-        Err(error) => return conventions::exit(&name, &error),
+        Err(error) => return conventions::exit(&P::command(), &error),
     };
     let report = P::check(&matches).and_then(|()| system()).and_then(|sys| {
         memory::prepare(&sys, &name);
         let (handle, name) = (sys.clone(), name.clone());
-        ranks::start(&name)?;
+        processes::start(&name)?;
         signals::handle(move || interrupt(&handle, &name))?;
-        let report = match ranks::rank() {
+        let report = match processes::number() {
             None | Some(0) => program.run(&sys),
             Some(_) => program.serve(&sys).map(|()| Report::default()),
         };
         if !tells() {
-            // An interrupt, or the end of memory, has ended the program under the feet of the work, and tells that.
+            // An interrupt or a failed allocation ends the program and reports it.
             loop {
                 std::thread::park();
             }
@@ -156,9 +156,9 @@ pub fn main<P: Program>() -> ExitCode {
         }
         Ok(report)
     });
-    let report = report.and_then(|report| ranks::end().map(|()| report));
+    let report = report.and_then(|report| processes::end().map(|()| report));
     match report {
-        Ok(_) if ranks::rank().is_some_and(|rank| rank > 0) => ExitCode::SUCCESS,
+        Ok(_) if processes::number().is_some_and(|number| number > 0) => ExitCode::SUCCESS,
         Ok(report) => {
             let text = if program.common().json { format!("{:#}\n", report.json) } else { report.text };
             match std::io::stdout().write_all(text.as_bytes()).and_then(|()| std::io::stdout().flush()) {
@@ -172,23 +172,23 @@ pub fn main<P: Program>() -> ExitCode {
     }
 }
 
-/// Whether it is settled who tells how the program ends: [`main`], whose work has ended, an interrupt, or a thread that finds no memory.
+/// Whether some thread already reports how the program ends: [`main`] after its work, an interrupt, or a thread that finds no memory.
 static ENDED: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
-    /// Whether this thread does.
+    /// Whether this thread reports it.
     static TELLS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether this thread is the one that tells how the program ends, which settles it where it was not.
+/// Whether this thread reports how the program ends. The first call decides for all threads.
 fn tells() -> bool {
     let tells = TELLS.try_with(Cell::get) == Ok(true) || !ENDED.swap(true, Ordering::Relaxed);
     let _ = TELLS.try_with(|here| here.set(tells));
     tells
 }
 
-/// Asks the work to stop. After a grace period, or at a second signal (the work may wait for input that never comes), removes temporary
-/// files and exits.
+/// Asks the work to stop. After a grace period, or at a second signal, removes temporary files and exits, because the work may wait for
+/// input that never comes.
 fn interrupt(sys: &Sys, name: &str) {
     const GRACE: Duration = Duration::from_secs(2);
     if sys.cancel_flag().swap(true, Ordering::Relaxed) {
@@ -201,7 +201,7 @@ fn interrupt(sys: &Sys, name: &str) {
     });
 }
 
-/// The checkpoint from which an interrupted program can be continued, and the command that does.
+/// The checkpoint from which an interrupted program can continue, and the command for it.
 static CONTINUE: Mutex<Option<(PathBuf, String)>> = Mutex::new(None);
 
 /// Makes an interrupt print how to continue from the checkpoint `dir`: by the whole command unless it `records` the command.
@@ -229,7 +229,7 @@ fn end_now(sys: &Sys, name: &str) -> ! {
     let tells = tells();
     sys.abandon();
     if tells {
-        // Progress may stand in this line of a terminal.
+        // This line of a terminal may show progress.
         let line = if std::io::stderr().is_terminal() { "\n" } else { "" };
         drop(writeln!(std::io::stderr(), "{line}{name}: {}{}", Error::Cancelled, continued_by()));
     }
@@ -240,19 +240,20 @@ fn fail(name: &str, error: &Error) -> ExitCode {
     let way = if matches!(error, Error::Cancelled) { continued_by() } else { String::new() };
     // A failure to write this cannot be reported.
     let status = if matches!(error, Error::Cancelled) { 130 } else { 2 };
-    let rank = ranks::rank();
-    if status == 2 || rank.is_none_or(|rank| rank == 0) {
-        let rank = rank.map_or_else(String::new, |rank| format!("rank {rank}: "));
-        drop(writeln!(std::io::stderr(), "{} {rank}{}{way}", conventions::prefix(name), told(error)));
+    let number = processes::number();
+    if status == 2 || number.is_none_or(|number| number == 0) {
+        let process = number.map_or_else(String::new, |number| format!("process {number}: "));
+        drop(writeln!(std::io::stderr(), "{} {process}{}{way}", conventions::prefix(name), told(error)));
     }
-    ranks::fail(status.into());
+    processes::fail(status.into());
     ExitCode::from(status)
 }
 
 /// Names of options and values in the library, in backticks, and on the command line.
-const OPTIONS: [(&str, &str); 32] = [
+const OPTIONS: [(&str, &str); 36] = [
     ("`Device::Cpu`", "--backend cpu"),
     ("`DeviceOrder::Store`", "--device-order store"),
+    ("`Divide::Rows`", "--divide rows"),
     ("`Duplicates::Sum`", "--duplicates sum"),
     ("`checkpoint`", "--checkpoint"),
     ("`chunk_bytes`", "--chunk-bytes"),
@@ -262,12 +263,14 @@ const OPTIONS: [(&str, &str); 32] = [
     ("`device_memory`", "--device-memory"),
     ("`devices`", "--devices"),
     ("`dims`", "--dims"),
+    ("`divide`", "--divide"),
     ("`duplicates`", "--duplicates"),
     ("`f32`", "--precision f32"),
     ("`f64`", "--precision f64"),
     ("`header`", "--header"),
     ("`index_base`", "--index-base"),
     ("`labels_from`", "--labels-from"),
+    ("`max_iters`", "--max-iters"),
     ("`memory`", "--memory"),
     ("`modes`", "--modes"),
     ("`nnz`", "--nnz"),
@@ -277,10 +280,12 @@ const OPTIONS: [(&str, &str); 32] = [
     ("`replace`", "--force"),
     ("`resume`", "--resume"),
     ("`ridge`", "--ridge"),
+    ("`starts`", "--starts"),
     ("`target`", "-o"),
     ("`temp_dir`", "--temp-dir"),
     ("`threads`", "--threads"),
     ("`timezone`", "--timezone"),
+    ("`tol`", "--tol"),
     ("`workers`", "--workers"),
     ("`zstd`", "--zstd"),
 ];
@@ -298,7 +303,7 @@ pub(crate) fn told(error: &Error) -> String {
     format!("{text}; blco-info {store} --repair NEWSTORE writes what is intact")
 }
 
-/// What a program says that has succeeded because the failure on order never came.
+/// The message of a program that succeeded because the ordered failure never occurred.
 const NO_SUCH_CALL: &str = "BLCO_FAULT: there was no such call";
 
 /// The handle to the system; `BLCO_FAULT=read:3:5` makes the fourth read fail with error number 5,
@@ -341,16 +346,24 @@ pub(crate) fn count(text: &str) -> std::result::Result<u64, String> {
     parse_size::parse_size(text).map_err(|_| format!("not a count; {LIKE}"))
 }
 
+/// Parses a dim of a list.
+pub(crate) fn dim(text: &str) -> std::result::Result<u64, String> {
+    let commas = "separate dims by commas, such as 183,24,1140";
+    count(text).map_err(|error| if text.contains(['x', '*']) { commas.to_owned() } else { error })
+}
+
 /// Parses one of `words`, each with what it means.
 pub(crate) fn one_of<T: Copy + Send + Sync + 'static, const N: usize>(
     words: [(&'static str, T); N],
 ) -> impl TypedValueParser<Value = T> {
-    let find = move |word: String| words.iter().find(|(name, _)| *name == word).map(|(_, meant)| *meant);
+    let find = move |word: String| {
+        words.iter().find(|(name, _)| word.eq_ignore_ascii_case(name)).map(|(_, meant)| *meant)
+    };
     PossibleValuesParser::new(words.map(|(name, _)| name))
         .try_map(move |word| find(word).ok_or("no such word"))
 }
 
-/// The options of `A`, for what excludes them all.
+/// The options of `A`, for options that exclude them all.
 pub(crate) fn options_of<A: Args>() -> Vec<Id> {
     A::augment_args(Command::new("")).get_arguments().map(|option| option.get_id().clone()).collect()
 }
@@ -360,7 +373,7 @@ pub(crate) fn counted(n: usize, what: &str) -> String {
     format!("{n} {what}{}", if n == 1 { "" } else { "s" })
 }
 
-/// What a new store records of how it was made: from `input`, by these arguments, and what was `repaired`.
+/// What a new store records about its origin: `input`, the arguments, and what was `repaired`.
 pub(crate) fn provenance(input: &str, repaired: Option<serde_json::Value>) -> String {
     let arguments: Vec<String> =
         std::env::args_os().skip(1).map(|argument| argument.to_string_lossy().into_owned()).collect();
@@ -425,16 +438,16 @@ pub(crate) fn agreed_rank(given: Option<u32>, path: &Path, found: usize) -> Resu
     }
 }
 
-/// What messages call standard output.
+/// The name of standard output in messages.
 pub(crate) const STDOUT: &str = "standard output";
 
-/// An error where a report would go into the tensor that `-` writes to standard output.
+/// An error if a report would mix with the tensor that `-` writes to standard output.
 pub(crate) fn refuse_json_beside_output(common: Common) -> Result<()> {
     let what = "--json reports on standard output, where - writes the tensor: use one";
     if common.json { Err(Error::request(what)) } else { Ok(()) }
 }
 
-/// The threads that are asked for, by default one for each processor.
+/// The requested number of threads, by default one per processor.
 pub(crate) fn thread_count(threads: Option<u16>) -> usize {
     threads.map_or_else(machine::processors, usize::from).clamp(1, 1024)
 }

@@ -1,8 +1,8 @@
-//! A decomposition as one page of HTML that needs nothing else: how the fit grew, the weights, each component's columns, and how similar
+//! A decomposition as one page of HTML that needs no other file: the fit by iteration, the weights, each component's columns, and how similar
 //! components are. Drawings are SVG; there is no script.
 //!
-//! Of a mode whose labels are a range or a cycle all of a column is drawn as a line, of a short mode without labels (at most 64 rows)
-//! as bars; of others the numbers of largest magnitude are listed, with their labels or indices from 1.
+//! If a mode's labels are a range or a cycle, the whole column is drawn as a line; if the mode is short (at most 64 rows) and has no labels,
+//! as bars. For other modes, the numbers of largest magnitude are listed with their labels, or with indices from 1.
 
 use super::components::ShownMode;
 use super::cpd_ranks::{RankReport, number};
@@ -13,21 +13,21 @@ use crate::error::{Error, Result};
 use minijinja::{AutoEscape, Environment, Value, context};
 use std::fmt::Display;
 
-/// Modes of at most this many rows are drawn completely.
+/// The most rows of a mode that is drawn completely.
 const SHORT_ROWS: usize = 64;
-/// Components whose columns are shown unasked.
+/// The number of components whose columns are shown at first.
 const OPEN: usize = 8;
-/// Components that are shown; the others are in components.csv.
+/// The most components on the page; the others are in components.csv.
 const SHOWN: usize = 128;
-/// The similarity of at most this many components is drawn.
+/// The most components whose similarity is drawn.
 const SIMILAR: usize = 256;
-/// Drawings' width.
+/// The width of drawings.
 const WIDTH: f64 = 640.0;
 
-/// The page, in the language of templates that Jinja made known. Values are escaped.
+/// The page, as a Jinja template. Values are escaped.
 const TEMPLATE: &str = include_str!("model_page.html");
 
-/// The page of `model` under this title, with facts, each with its name, the ranks that were compared, and the iterations that it took.
+/// The page of `model` under this title, with named facts, the compared ranks and the iterations.
 pub fn html<T: Real>(
     title: &str,
     facts: &[(&str, String)],
@@ -53,7 +53,7 @@ pub fn html<T: Real>(
     page.render_str(TEMPLATE, drawn).map_err(|e| Error::request(format!("the page cannot be written: {e}")))
 }
 
-/// A drawing for the template, which is not to be escaped.
+/// A drawing for the template, which must not be escaped.
 fn drawing(svg: String) -> Value {
     Value::from_safe_string(svg)
 }
@@ -74,7 +74,7 @@ fn label(x: f64, y: f64, anchor: &str, text: impl Display) -> String {
     format!("<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\">{text}</text>\n")
 }
 
-/// A level line.
+/// A horizontal line.
 fn level(x: f64, end: f64, y: f64) -> String {
     format!("<line class=\"axis\" x1=\"{x:.1}\" y1=\"{y:.2}\" x2=\"{end:.1}\" y2=\"{y:.2}\"/>\n")
 }
@@ -84,7 +84,7 @@ fn mark(class: &str, x: f64, y: f64) -> String {
     format!("<circle class=\"{class}\" cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"4\"/>\n")
 }
 
-/// A rectangle with these attributes, at `x` and `y`, that says `title` when it is pointed at.
+/// A rectangle with these attributes at `x` and `y`, which shows `title` under the pointer.
 fn rectangle(attributes: &str, [x, y, width, height]: [f64; 4], title: &str) -> String {
     format!(
         "<rect {attributes} x=\"{x:.2}\" y=\"{y:.2}\" width=\"{width:.2}\" height=\"{height:.2}\"><title>{title}</title></rect>\n"
@@ -177,7 +177,7 @@ fn rank_chart(ranks: &[RankReport]) -> String {
     out + "</svg>\n"
 }
 
-/// A table of numbers by what they are of, each with a bar of its size relative to `largest`: for the template.
+/// A table for the template: numbers with their names, each with a bar of its size relative to `largest`.
 fn table(numbers: impl Iterator<Item = (String, f64)>, largest: f64) -> Value {
     let row = |(name, x): (String, f64)| {
         let pixels = if largest > 0.0 { 200.0 * x.abs() / largest } else { 0.0 };
@@ -187,7 +187,7 @@ fn table(numbers: impl Iterator<Item = (String, f64)>, largest: f64) -> Value {
     Value::from(numbers.map(row).collect::<Vec<_>>())
 }
 
-/// A label for people: a long one without its middle, and then its whole text, for where it is pointed at.
+/// A label for people: a long one is cut in its middle, and its whole text is shown under the pointer.
 fn shortened(label: &str) -> (String, Option<String>) {
     const HEAD: usize = 30;
     const TAIL: usize = 17;
@@ -203,8 +203,8 @@ fn shortened(label: &str) -> (String, Option<String>) {
     (format!("{head}…{tail}"), Some(label.chars().take(1000).collect()))
 }
 
-/// Column `r` of an ordered mode as a line over its whole range. Of many rows, the number of largest magnitude of each of
-/// some stretches.
+/// Column `r` of an ordered mode as a line over its whole range. A line of many rows shows the number of largest magnitude in each
+/// stretch.
 fn line<T: Real>(mode: &ShownMode, factor: &Matrix<T>, r: usize) -> String {
     const POINTS: usize = 320;
     let (width, height, left) = (420.0, 110.0, 4.0);
@@ -245,7 +245,7 @@ fn line<T: Real>(mode: &ShownMode, factor: &Matrix<T>, r: usize) -> String {
         + "</svg>\n"
 }
 
-/// The components that are shown, for the template.
+/// The components on the page, for the template.
 fn components<T: Real>(model: &Model<T>, modes: &[ShownMode]) -> Vec<Value> {
     let component = |(r, weight): (usize, &f64)| {
         let mode = |(mode, factor): (usize, &Matrix<T>)| {
@@ -269,7 +269,7 @@ fn components<T: Real>(model: &Model<T>, modes: &[ShownMode]) -> Vec<Value> {
     model.lambda.data().iter().take(SHOWN).enumerate().map(component).collect()
 }
 
-/// All of column `r`, as bars from a line of zero.
+/// The whole column `r`, as bars from a line at zero.
 fn whole<T: Real>(factor: &Matrix<T>, r: usize) -> String {
     const HEIGHT: f64 = 90.0;
     let column: Vec<f64> = (0..factor.rows()).map(|row| factor.row(row)[r].widen()).collect();
@@ -342,7 +342,7 @@ mod tests {
         }
     }
 
-    /// Every element that is opened is closed, names are escaped, nothing is not a number, nothing is loaded.
+    /// Every opened element is closed, names are escaped, no number is NaN, no other file is loaded.
     #[test]
     fn a_page_is_well_formed() {
         for iterations in [0, 1, 30] {

@@ -1,6 +1,6 @@
-//! Coordinates in a NumPy archive: this project's (`blco-export`), `sparse`'s, and `SciPy`'s of COO matrices.
+//! Coordinates in a NumPy archive, as `blco-export`, the package `sparse` and `SciPy` (COO matrices) write them.
 //!
-//! Arrays are read side by side, each by a decoder of its own, so that memory does not grow with the tensor.
+//! All arrays are read at the same time, each by its own decoder, so that memory does not grow with the tensor.
 
 use super::outputs::ends_in;
 use crate::coo::tns::file_identity;
@@ -16,7 +16,7 @@ use zip::ZipArchive;
 
 /// Nonzeros of a batch.
 const BATCH_NNZ: usize = 1 << 16;
-/// Bytes that are read at once of each array, and what a decoder takes.
+/// Bytes that are read at a time from each array, and bytes of a decoder.
 const BUFFER_BYTES: usize = 1 << 16;
 const DECODER_BYTES: u64 = 1 << 18;
 const ORDER_MAX: usize = 8;
@@ -26,12 +26,12 @@ pub fn is_npz(path: &Path) -> bool {
     ends_in(path, "npz")
 }
 
-/// Where indices lie.
+/// The layout of indices.
 #[derive(Clone, Debug)]
 enum Indices {
-    /// In one array, nonzero by nonzero, with this many numbers each.
+    /// In one array, nonzero by nonzero, with this number of indices each.
     Rows(String, usize),
-    /// Mode by mode: in an array, from some element on.
+    /// Mode by mode: in an array, from an element on.
     Columns(Vec<(String, u64)>),
 }
 
@@ -48,7 +48,7 @@ pub struct NpzSource {
     nnz: u64,
 }
 
-/// The bytes of a file, for a reader of its own.
+/// The bytes of a file, with a position for each reader.
 #[derive(Clone, Debug)]
 struct At {
     file: Arc<File>,
@@ -81,7 +81,7 @@ impl Seek for At {
 
 type Archive = ZipArchive<BufReader<At>>;
 
-/// A number's type, as NumPy has it.
+/// A NumPy type of numbers.
 #[derive(Clone, Copy, Debug)]
 struct Numbers {
     kind: TypeChar,
@@ -90,7 +90,7 @@ struct Numbers {
 }
 
 impl Numbers {
-    /// Of an array of integers, or of reals; what it is otherwise.
+    /// The type of an array of integers or reals; an error for other types.
     fn of(header: &NpyHeader, reals: bool) -> std::result::Result<Self, String> {
         let found = header.dtype();
         let wrong =
@@ -163,7 +163,7 @@ fn failed(source: &str, array: &str, error: std::io::Error) -> Error {
 }
 
 impl NpzSource {
-    /// Looks at the arrays' headers.
+    /// Reads the arrays' headers.
     pub fn open(sys: &Sys, path: &Path) -> Result<Self> {
         let name = path.display().to_string();
         let file = sys.open(path, false)?;
@@ -234,7 +234,7 @@ impl NpzSource {
         Ok(self.array(archive, name)?.0)
     }
 
-    /// Finds out how `name` holds indices: of nonzeros along `axis`, of modes along the other.
+    /// Finds the layout of indices in `name`: nonzeros along `axis`, modes along the other axis.
     fn indices_of(&mut self, archive: &mut Archive, name: &str, axis: usize) -> Result<()> {
         let header = self.header(archive, name)?;
         let &[rows, columns] = header.shape() else {
@@ -248,7 +248,7 @@ impl NpzSource {
                 "array {name:?} is {rows} x {columns}: order {order}; tensors have 2 to 8 modes"
             )));
         }
-        // One nonzero's indices lie side by side if the axis of the modes is the one that varies fastest.
+        // The indices of a nonzero are adjacent if the axis of the modes varies fastest.
         let together = (axis == 1) == (header.order() == npyz::Order::C);
         self.nnz = nnz;
         self.indices = if together {
@@ -274,7 +274,7 @@ impl NpzSource {
         dims.map(|dim| dim.ok_or_else(|| wrong("holds a dim below 0"))).collect()
     }
 
-    /// An error unless what is not stored is 0.
+    /// An error unless the fill value is 0.
     fn check_fill(&self, archive: &mut Archive) -> Result<()> {
         let (header, reader) = self.array(archive, "fill_value")?;
         let numbers =
@@ -288,7 +288,7 @@ impl NpzSource {
         }
     }
 
-    /// What arrays have to agree on.
+    /// Checks that arrays agree.
     fn check(&self, archive: &mut Archive) -> Result<()> {
         let order = match &self.indices {
             Indices::Columns(columns) => columns.len(),
@@ -318,7 +318,7 @@ impl NpzSource {
         self.wrong(&format!("nonzero {}: {what}", at + 1))
     }
 
-    /// Hands over all nonzeros: from `arrays`, of indices, and of values.
+    /// Delivers all nonzeros, from `arrays` of indices and of values.
     fn read(
         &self,
         arrays: &mut [Array<'_>],
@@ -326,7 +326,7 @@ impl NpzSource {
         sink: &mut dyn FnMut(Batch) -> Result<()>,
     ) -> Result<()> {
         let order = self.dims.len();
-        // Arrays of all modes, or of one each.
+        // One array of all modes, or one array per mode.
         let stride = order / arrays.len();
         let mut at = 0;
         while at < self.nnz {
@@ -418,7 +418,7 @@ impl Source for NpzSource {
 }
 
 impl NpzSource {
-    /// Arrays of indices that are read side by side.
+    /// Arrays of indices that are read at the same time.
     fn columns(&self) -> usize {
         match &self.indices {
             Indices::Rows(..) => 1,

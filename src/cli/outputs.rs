@@ -11,10 +11,10 @@ pub fn ends_in(path: &Path, end: &str) -> bool {
     path.extension().is_some_and(|found| found.eq_ignore_ascii_case(end))
 }
 
-/// Endings of compressed data, and what makes it.
+/// Endings of compressed data, with the program that makes it.
 const COMPRESSORS: [(&str, &str); 4] = [("gz", "gzip"), ("zst", "zstd"), ("bz2", "bzip2"), ("xz", "xz")];
 
-/// An error if a tensor cannot be written to `path`, or would not be what the name says.
+/// An error if a tensor cannot be written to `path`, or would be of another kind than the name says.
 pub fn check_tensor_name(path: &Path) -> Result<()> {
     let shown = path.display();
     if let Some((_, compressor)) = COMPRESSORS.iter().find(|(end, _)| ends_in(path, end)) {
@@ -37,7 +37,9 @@ pub fn check_text_name(path: &Path, others: &str) -> Result<()> {
     if path == Path::new("-") || TEXT.iter().any(|known| ends_in(path, known)) {
         return Ok(());
     }
-    let what = format!(".{} is not an ending of coordinate text; end it in .tns{others}", end.display());
+    let end = end.to_string_lossy();
+    let order = if end == "blco" { "; the store comes first, then the output" } else { "" };
+    let what = format!(".{end} is not an ending of coordinate text; end it in .tns{others}{order}");
     Err(Error::request(format!("{}: {what}", path.display())))
 }
 
@@ -71,7 +73,7 @@ fn refuse_dash(option: &str, path: Option<&Path>, why: &str) -> Result<()> {
     if is_standard_output(path) { Err(Error::request(format!("{option} -: {why}"))) } else { Ok(()) }
 }
 
-/// Single files, as what programs make and replace.
+/// Single files that programs make and replace.
 static FILE: Kind = Kind {
     name: "file",
     marker: "",
@@ -87,7 +89,7 @@ static FILE: Kind = Kind {
     beside: &[],
 };
 
-/// Directories of results, as what programs make and replace.
+/// Directories of results that programs make and replace.
 static RESULT: Kind = Kind {
     name: "result",
     marker: MARKER,
@@ -155,16 +157,16 @@ impl Pending {
     }
 }
 
-/// Files of a directory that appear together, and at most one more, in the directory or elsewhere; nothing without
-/// them. Dropped before [`Outputs::publish`], it leaves nothing.
+/// Files of a directory that appear together, with at most one other file, in the directory or elsewhere. It may also hold no
+/// files. Dropped before [`Outputs::publish`], it leaves nothing.
 #[derive(Debug, Default)]
 pub struct Outputs {
-    // Closed before the directory goes: that takes a file descriptor.
+    // Closed before the directory is removed, which needs a file descriptor.
     files: Vec<File>,
-    /// The one more, where it is in the directory too.
+    /// The other file, if it is in the directory.
     inside: Option<File>,
     result: Option<Partial>,
-    /// The one more, elsewhere.
+    /// The other file, if it is elsewhere.
     alone: Option<Pending>,
 }
 
@@ -206,7 +208,7 @@ impl Outputs {
         Ok(Self { result: Some(partial), files, inside, alone })
     }
 
-    /// The first file of the directory and its name, for what is written as it comes; `None` without a directory.
+    /// The first file of the directory and its name, for results that stream; `None` without a directory.
     pub fn first(&self) -> Option<(&File, PathBuf)> {
         self.named().next()
     }
@@ -217,7 +219,7 @@ impl Outputs {
         self.files.iter().filter_map(named)
     }
 
-    /// Has `write` write each file of the directory by its number and `write_other` the one more, then gives the directory
+    /// Lets `write` write each file of the directory by its number, and `write_other` the other file. Then gives the directory
     /// its name, and the other file.
     pub fn publish(
         self,
@@ -244,7 +246,7 @@ impl Outputs {
     }
 }
 
-/// Whether the file `path` would be in the directory `dir`, of which either may not be there yet.
+/// Whether the file `path` would be in the directory `dir`. Neither needs to exist.
 fn is_in(path: &Path, dir: &Path) -> bool {
     let whole = |path: &Path| path.canonicalize().or_else(|_| std::path::absolute(path)).ok();
     whole(directory(path)) == whole(dir)

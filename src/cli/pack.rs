@@ -5,7 +5,7 @@ use super::npz::{NpzSource, is_npz};
 use super::outputs::{check_temp_dir, ends_in, refuse_dash_for_directory};
 use super::progress::Bar;
 use super::table::{ModeReport, TableArgs, mode_reports, modes_text, temp_dir};
-use super::{Common, Program, Report, count, counted, grouped, nonzeros, provenance, size};
+use super::{Common, Program, Report, counted, dim, grouped, nonzeros, provenance, size};
 use crate::coo::Source;
 use crate::coo::tns::{IndexBase, ReadOptions, TnsReader};
 use crate::encoding::{IndexEncoding, LeafRule};
@@ -76,7 +76,7 @@ pub struct TextArgs {
     #[arg(long, value_name = "1|0")]
     index_base: Option<IndexBase>,
     /// Dims of coordinate text, such as 183,24,1140. They override a header and the largest indices
-    #[arg(long, value_name = "D1,D2,…", value_delimiter = ',', value_parser = count)]
+    #[arg(long, value_name = "D1,D2,…", value_delimiter = ',', value_parser = dim)]
     dims: Option<Vec<u64>>,
     /// Rows of coordinate text hold indices and no value; each row counts 1
     #[arg(long)]
@@ -84,7 +84,7 @@ pub struct TextArgs {
 }
 
 impl TextArgs {
-    /// How to read.
+    /// The options of reading.
     #[must_use]
     pub fn options(&self) -> ReadOptions {
         ReadOptions {
@@ -94,7 +94,7 @@ impl TextArgs {
         }
     }
 
-    /// The name of an option that is given.
+    /// The name of a given option, if there is one.
     pub(super) fn given(&self) -> Option<&'static str> {
         let dims = self.dims.as_ref().map(|_| "--dims");
         self.index_base.map(|_| "--index-base").or(dims).or(self.no_values.then_some("--no-values"))
@@ -118,8 +118,7 @@ pub struct StoreArgs {
     /// The operation that fcoo serves [default: mttkrp]
     #[arg(long = "for", value_parser = named(&[("mttkrp", FcooFor::Mttkrp), ("ttm", FcooFor::Ttm)]))]
     operation: Option<FcooFor>,
-    /// Nonzeros per thread in fcoo. Each thread has one of the paper's start flags, so this sets their number; chunks do not depend on it
-    /// [default: 8]
+    /// Nonzeros per thread in fcoo, each thread with one of the paper's start flags. Chunks do not depend on it [default: 8]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(THREAD_NNZ_MAX)))]
     thread_nnz: Option<u32>,
     /// Split fibers of bcsf and hbcsf after N nonzeros, to balance work on a GPU [default: 128]
@@ -207,7 +206,7 @@ fn trees(given: &str) -> Result<Trees> {
 fn named<T: Copy + Send + Sync>(values: &'static [(&'static str, T)]) -> impl TypedValueParser<Value = T> {
     let names = values.iter().map(|(name, _)| *name);
     PossibleValuesParser::new(names).try_map(move |given| {
-        let value = values.iter().find(|(name, _)| *name == given);
+        let value = values.iter().find(|(name, _)| given.eq_ignore_ascii_case(name));
         value.map(|(_, value)| *value).ok_or(Error::request("not one of them"))
     })
 }
@@ -299,7 +298,7 @@ impl StoreArgs {
     }
 }
 
-/// Endings that a store's name does not take over.
+/// Endings that are left out of a store's name.
 const INPUTS: [&str; 14] = [
     ".tns", ".txt", ".coo", ".mtx", ".npz", ".csv", ".tsv", ".tab", ".parquet", ".pq", ".arrow", ".arrows",
     ".feather", ".ipc",
@@ -342,8 +341,8 @@ impl Program for Pack {
             return self.pack_table(sys, &target, temp_dir, &progress);
         }
         if let Some(option) = self.table.of_tables() {
-            let what = "is an option of tables, whose names end in .csv, .tsv or .parquet, or which --modes makes of any other";
-            return Err(Error::request(format!("{option} {what}")));
+            let what = "by its name; name modes of text with --mode-names, or a table .csv, .tsv or .parquet";
+            return Err(Error::request(format!("{option}: {} is no table {what}", self.input.display())));
         }
         if is_npz(&self.input) {
             if let Some(option) = self.text.given() {
@@ -371,11 +370,11 @@ impl Program for Pack {
     }
 }
 
-/// What is noted of text whose values could be indices.
+/// The note about text whose values could be indices.
 const LIKE_INDICES: &str = "every value is a whole number in the range of the indices; if rows hold three indices and no value, pack \
                             again with --no-values";
 
-/// What is reported of text.
+/// The report about text.
 #[derive(Debug, Serialize)]
 struct TextReport {
     #[serde(flatten)]
@@ -433,18 +432,18 @@ impl Pack {
     }
 }
 
-/// What is reported of a table.
+/// The report about a table.
 #[derive(Debug, Serialize)]
 struct TableReport {
     #[serde(flatten)]
     pack: PackReport,
     /// Rows that were read and kept.
     rows: u64,
-    /// Of all seconds.
+    /// Rows per second of all time.
     rows_per_second: f64,
-    /// Seconds in which the table was read, before it was packed.
+    /// Seconds of reading the table, before packing.
     table_seconds: f64,
-    /// Those of them in which labels got their indices.
+    /// The part of them in which labels got their indices.
     labels_seconds: f64,
     /// Rows that were dropped because a label or the value was missing.
     rows_dropped: u64,
@@ -521,8 +520,9 @@ fn plan_text(target: &Path, plan: &PackPlan) -> String {
     };
     let sorting = match (plan.in_memory, plan.runs) {
         (Some(true), _) => "all sorted in memory".to_owned(),
+        (_, Some(1)) => "about 1 run on disk, then merged".into(),
         (_, Some(runs)) => format!("about {runs} runs on disk, then merged"),
-        _ => "runs on disk if the memory does not hold it".to_owned(),
+        _ => "runs on disk if it does not fit in memory".to_owned(),
     };
     format!(
         "{}: {} nonzeros\n  memory     {}, of which {} are needed, on {}: {sorting}\n  temporary  {} in {} ({} free)\n  store      {} ({} free)\n",
@@ -544,7 +544,7 @@ pub(super) fn text(report: &PackReport) -> String {
     text_of(report, None)
 }
 
-/// The same of what may have been a table.
+/// The same for input that may have been a table.
 fn text_of(report: &PackReport, table: Option<&TableReport>) -> String {
     let dims: Vec<String> = report.dims.iter().map(ToString::to_string).collect();
     let duplicates = match (report.duplicates_summed, report.duplicates_kept) {

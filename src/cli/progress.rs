@@ -1,4 +1,4 @@
-//! Progress bars on a terminal. If standard error is not a terminal, a line for an iteration now and then.
+//! Progress bars on a terminal. If standard error is not a terminal, a line for some iterations.
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::{IsTerminal, Write};
@@ -19,7 +19,7 @@ pub struct Bar {
 /// Lines about iterations.
 #[derive(Debug)]
 struct Lines {
-    /// The rank, start and iteration that the last one was about.
+    /// The rank, start and iteration of the last line.
     last: [usize; 3],
     written: Instant,
 }
@@ -34,7 +34,7 @@ impl Bar {
         Self { bar: ProgressBar::with_draw_target(None, target), lines }
     }
 
-    /// Writes the line about an iteration (of which rank and start, and its number), if it has not been written: on a terminal, where it stays above the bar, or
+    /// Writes the line about an iteration (its rank, start and number), once: on a terminal, where it stays above the bar, or
     /// on standard error at most every ten seconds.
     pub fn iterated(&self, which: [usize; 3], line: impl FnOnce() -> String) {
         let Some(lines) = &self.lines else { return };
@@ -52,26 +52,29 @@ impl Bar {
         }
     }
 
-    /// Hides the bar until there is more to show.
+    /// Hides the bar until the next progress.
     pub fn end(&self) {
         self.bar.finish_and_clear();
     }
 
-    /// Shows the progress of an iteration: step `what` has done `done` of `total` nonzeros.
-    pub fn iterate(&self, what: &str, done: u64, total: u64) {
+    /// Shows that a run has reached `share` of its iterations, and is now at `what`.
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a share is from 0 to 1")]
+    pub fn iterate(&self, what: &str, share: f64) {
+        /// Parts of a bar that is full.
+        const PARTS: u32 = 10_000;
         if self.bar.is_hidden() {
             return;
         }
-        if self.bar.length() != Some(total) {
+        if self.bar.length() != Some(PARTS.into()) {
             if let Ok(style) = ProgressStyle::with_template("{msg} {wide_bar} {percent}%") {
                 self.bar.set_style(style);
             }
-            self.bar.set_length(total);
+            self.bar.set_length(PARTS.into());
         }
         if self.bar.message() != what {
             self.bar.set_message(what.to_owned());
         }
-        self.bar.set_position(done);
+        self.bar.set_position((share * f64::from(PARTS)) as u64);
     }
 
     /// Shows that `phase` has done `done` nonzeros, of `total` if known.

@@ -1,4 +1,4 @@
-//! `blco-info --repair`: what is lost of a damaged store, and the rest in a new one; `--upgrade`: all of a whole one in a new one.
+//! `blco-info --repair` reports what a damaged store has lost and writes the rest to a new store; `--upgrade` writes a whole store.
 
 use super::engine::host_engine;
 use super::outputs::refuse_dash_for_directory;
@@ -35,7 +35,7 @@ pub struct RepairArgs {
     temp_dir: Option<PathBuf>,
 }
 
-/// What is reported as JSON.
+/// The JSON report.
 #[derive(Debug, Serialize)]
 struct RepairReport {
     #[serde(serialize_with = "crate::sys::shown_path")]
@@ -47,7 +47,7 @@ struct RepairReport {
     nnz_lost: Option<u64>,
     #[serde(flatten)]
     findings: Findings,
-    /// Modes, from 1, whose labels are damaged, and are left out.
+    /// Modes, from 1, whose labels are damaged and left out.
     labels_lost: Vec<usize>,
     duplicates_may_occur: bool,
     chunk_bytes: u64,
@@ -55,7 +55,7 @@ struct RepairReport {
     new_store: PackReport,
 }
 
-/// Looks at `store` and packs what is intact into `target`.
+/// Inspects `store` and packs its intact part into `target`.
 pub(super) fn repair<P: Program>(
     sys: &Sys,
     store: &Path,
@@ -98,8 +98,8 @@ pub(super) fn repair<P: Program>(
     Ok(finished)
 }
 
-/// Finds out now, without changing anything, what would keep the packer from writing a store at `target`: not only after
-/// a long look at the old one.
+/// Fails now, without changing anything, if the packer could not write a store at `target`, rather than after
+/// reading the whole old store.
 fn can_write(target: &Path, replace: bool) -> Result<()> {
     let wrong = |what: &str| Err(Error::request(format!("{}: {what}", target.display())));
     let real = behind_links(target)?;
@@ -123,7 +123,7 @@ fn old_provenance(sys: &Sys, store: &Path) -> Result<(serde_json::Value, Option<
     }
 }
 
-/// What the new store's provenance says of the old one.
+/// What the new store's provenance says about the old one.
 fn repaired(findings: &Findings, provenance: &serde_json::Value) -> serde_json::Value {
     serde_json::json!({
         "digest": format!("{:016x}", findings.id), "nnz_salvaged": findings.nnz,
@@ -140,7 +140,7 @@ impl RepairReport {
         new_store: PackReport,
     ) -> Self {
         let digest = format!("{:016x}", findings.id);
-        // An equal digest proves that nothing is lost, even where the chunks alone could not say whether more came.
+        // An equal digest proves that nothing is lost, even if the chunks alone cannot show whether more followed.
         if new_store.digest == digest {
             findings.losses.clear();
         }
@@ -208,7 +208,7 @@ impl RepairReport {
     }
 }
 
-/// One line on a loss.
+/// One line about a loss.
 fn lost(loss: &Loss) -> String {
     let (first, at) = (loss.first_chunk, loss.first_nonzero);
     let chunks = match loss.last_chunk {
@@ -224,7 +224,7 @@ fn lost(loss: &Loss) -> String {
     format!("{chunks}, {nonzeros}: {reason}")
 }
 
-/// Whether the line on a loss says why a file is not used.
+/// Whether the line about a loss says why a file is not used.
 fn tells(loss: &Loss, unused: &UnusedFile) -> bool {
     let UnusedFile { file, reason } = unused;
     let its_own = *file == chunk_name(usize::try_from(loss.first_chunk).unwrap_or(usize::MAX))

@@ -27,10 +27,10 @@ pub struct ReportHead {
     /// Mode-sorted copies in host memory, if several passes run on the CPU.
     pub mode_sorted: Option<ModeSortedPlan>,
     pub device: Option<DevicePlan>,
-    /// The same of several GPUs.
+    /// The same for several GPUs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub devices: Option<DevicesPlan>,
-    /// The first plan of the GPU, if less was available in the end.
+    /// The first plan of the GPU, if less memory was available in the end.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub planned: Option<DevicePlan>,
     /// The GPU's name, or the CPU with its threads.
@@ -39,7 +39,7 @@ pub struct ReportHead {
 }
 
 impl ReportHead {
-    /// Of a run on `store` by `plan`, which has not begun.
+    /// The report of a run on `store` by `plan` that has not begun.
     pub fn new<T: Real>(store: &Store, plan: &ExecutionPlan) -> Self {
         let (manifest, device) = (store.manifest(), plan.device.as_ref());
         let on_cpu = || match &plan.devices {
@@ -72,7 +72,7 @@ impl ReportHead {
         self.notes = notes;
     }
 
-    /// What `--plan` prints of all that runs: what is done where, host memory, and what a pass reads, with more on it.
+    /// What `--plan` prints for every operation: the work and device, host memory, and what a pass reads, followed by `more`.
     pub fn plan_text(&self, what: &str, memory: &str, passes: &str) -> String {
         let (bytes, chunks) = (ByteSize(self.plan.file_bytes), counted(self.plan.chunks, "chunk"));
         format!(
@@ -81,7 +81,7 @@ impl ReportHead {
         )
     }
 
-    /// The line of `--plan` on mode-sorted copies, if there was a choice, with the reason.
+    /// The line of `--plan` about mode-sorted copies, with the reason, if there was a choice.
     pub fn mode_sorted_text(&self) -> String {
         let Some(ModeSortedPlan { built, bytes, why }) = &self.mode_sorted else { return String::new() };
         let bytes = ByteSize(*bytes);
@@ -94,12 +94,12 @@ impl ReportHead {
         format!("  order   {what}: {why}\n")
     }
 
-    /// What `--plan` says of how the store is read.
+    /// What `--plan` says about reading the store.
     pub fn reads_text(&self) -> &'static str {
         if self.plan.direct_reads { ", read past the page cache" } else { "" }
     }
 
-    /// The line of what was done, and where.
+    /// The line about the work and its device.
     pub fn title(&self, what: &str) -> String {
         format!("{}: {what}, on {}", self.store.display(), self.place)
     }
@@ -124,7 +124,7 @@ fn names(devices: &DevicesPlan) -> String {
     names.iter().map(each).collect::<Vec<_>>().join(" and ")
 }
 
-/// What `--plan` says of host memory: what is held for the operation, and the workers' `buffers`.
+/// What `--plan` says about host memory: bytes of the operation, and the workers' `buffers`.
 pub fn memory_text(plan: &Plan, held: &str, buffers: &str) -> String {
     format!(
         "{} = program {} + {held} {} + {} x {} {buffers} of {}",
@@ -137,12 +137,12 @@ pub fn memory_text(plan: &Plan, held: &str, buffers: &str) -> String {
     )
 }
 
-/// What `--plan` says of chunks that stay in host memory.
+/// What `--plan` says about chunks that stay in host memory.
 pub fn kept_text(plan: &Plan) -> String {
     format!("{} kept, {}", counted(plan.kept.len(), "chunk"), ByteSize(plan.kept_bytes))
 }
 
-/// The median pass, its rate, and what was read.
+/// The median pass, its rate, and the bytes that it read.
 pub fn pass_text(passes: &[PassReport]) -> String {
     let (pass, of) = (median(passes), passes.len());
     let of = if of > 1 { format!(" (median of {of})") } else { String::new() };

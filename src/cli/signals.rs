@@ -1,14 +1,14 @@
 //! Signals: SIGINT, SIGTERM and SIGHUP, which ask a program to stop, and SIGXFSZ, the limit on file sizes.
 //!
-//! A signal that was ignored when the program started stays ignored: `nohup` ignores SIGHUP, a shell without job
-//! control SIGINT in what runs in the background.
+//! A signal that was ignored when the program started stays ignored. `nohup` ignores SIGHUP; a shell without job
+//! control ignores SIGINT for background commands.
 
 use crate::error::{Error, Result};
 use libc::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 use signal_hook::iterator::Signals;
 
-/// Calls `interrupt`, on a thread of its own, for every SIGINT, SIGTERM and SIGHUP that was not ignored. With SIGXFSZ caught,
-/// a write beyond the limit on file sizes fails with EFBIG; a handler, unlike ignoring, ends with an exec.
+/// Calls `interrupt`, on its own thread, for every SIGINT, SIGTERM and SIGHUP that was not ignored. Because SIGXFSZ is caught,
+/// a write beyond the limit on file sizes fails with EFBIG. Unlike an ignored signal, a handler does not outlive an exec.
 pub fn handle(interrupt: impl Fn() + Send + 'static) -> Result<()> {
     let ignored = std::fs::read_to_string("/proc/self/status").map_or(0, |status| ignored(&status));
     let caught = [SIGINT, SIGTERM, SIGHUP, SIGXFSZ].into_iter().filter(|s| ignored >> (s - 1) & 1 == 0);
@@ -20,7 +20,7 @@ pub fn handle(interrupt: impl Fn() + Send + 'static) -> Result<()> {
         signals.forever().filter(|&signal| signal != SIGXFSZ).for_each(|_| interrupt());
     };
     std::thread::Builder::new().name("signals".into()).spawn(wait).map_err(failed)?;
-    // A thread that finds no memory when it starts ends the program with a line of its own: not beside another's.
+    // A thread that finds no memory when it starts ends the program and reports that, unless another thread reports already.
     let _ = starts.recv();
     Ok(())
 }

@@ -12,7 +12,7 @@ use clap::{Args, ValueEnum};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
-/// How tables are read, and what labels go with coordinate text.
+/// Options of tables, and labels for coordinate text.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Options of tables")]
 pub struct TableArgs {
@@ -56,7 +56,7 @@ enum NullsArg {
     Drop,
 }
 
-/// What quotes fields: nothing, or a character.
+/// The character that quotes fields, if there is one.
 #[derive(Clone, Copy, Debug)]
 struct Quote(Option<u8>);
 
@@ -78,7 +78,7 @@ fn quote(text: &str) -> std::result::Result<Quote, String> {
 
 /// Endings of tables that are text.
 const TEXTS: [&str; 3] = ["csv", "tsv", "tab"];
-/// Endings of tables that are not.
+/// Endings of tables that are not text.
 const COLUMNS: [&str; 6] = ["parquet", "pq", "arrow", "arrows", "feather", "ipc"];
 
 /// The name of `path` without an ending that says how it is compressed.
@@ -95,7 +95,7 @@ impl TableArgs {
         is(&TEXTS) || is(&COLUMNS) || self.modes.is_some() && !is(&["tns", "coo", "npz"])
     }
 
-    /// An option of tables that is given.
+    /// A given option of tables.
     pub fn of_tables(&self) -> Option<&'static str> {
         let given = [
             (self.modes.is_some(), "--modes"),
@@ -110,12 +110,12 @@ impl TableArgs {
         given.iter().find(|(given, _)| *given).map(|(_, option)| *option)
     }
 
-    /// An option of coordinate text that is given.
+    /// A given option of coordinate text.
     pub fn of_text(&self) -> Option<&'static str> {
         self.mode_names.as_ref().map(|_| "--mode-names").or(self.labels.first().map(|_| "--labels"))
     }
 
-    /// How the table `input` is read; temporary files go to `temp_dir`.
+    /// The options for reading the table `input`; temporary files go to `temp_dir`.
     pub fn options(&self, input: &Path, temp_dir: PathBuf) -> Result<TableOptions> {
         let by_name = ends_in(&uncompressed(input), "csv");
         let tabs = !by_name && TEXTS.iter().any(|end| ends_in(&uncompressed(input), end));
@@ -139,7 +139,7 @@ impl TableArgs {
         })
     }
 
-    /// Names and labels of coordinate text; `None` where none are given.
+    /// Names and labels of coordinate text; `None` if none are given.
     pub fn labels(&self, sys: &Sys, temp_dir: &Path) -> Result<Option<NewLabels>> {
         if self.of_text().is_none() {
             return Ok(None);
@@ -158,7 +158,7 @@ impl TableArgs {
     }
 }
 
-/// Where temporary files of a job that writes `target` go.
+/// The directory for temporary files of a job that writes `target`.
 pub fn temp_dir(given: Option<&Path>, target: &Path) -> Result<PathBuf> {
     Ok(match given {
         Some(dir) => dir.to_path_buf(),
@@ -194,18 +194,18 @@ pub fn mode_of(option: &str, text: &str, store: &Store) -> Result<usize> {
     find_mode(option, text, store.dims().len(), |mode| Some(&info?.modes[mode].name))
 }
 
-/// What is reported of a mode with a name or labels.
+/// The report about a mode with a name or labels.
 #[derive(Debug, Serialize)]
 pub struct ModeReport {
     /// From 1.
     pub mode: usize,
     /// Its name.
     pub name: String,
-    /// What its labels are.
+    /// The kind of its labels.
     pub kind: LabelKind,
     /// Whether they are consecutive steps of a range.
     pub steps: bool,
-    /// How many there are.
+    /// The number of indices.
     pub dim: u32,
     /// The first labels, and the last if there are more.
     pub labels: Vec<String>,
@@ -215,10 +215,10 @@ pub struct ModeReport {
     pub problem: Option<String>,
 }
 
-/// Labels of each mode that are shown.
+/// The number of labels shown per mode.
 const SHOWN: u32 = 5;
 
-/// What is reported of the modes of `store`; nothing where it says nothing of them.
+/// The reports about the modes of `store`; none if it has neither names nor labels.
 pub fn mode_reports(store: &Store) -> Result<Vec<ModeReport>> {
     let Some(info) = store.modes_info() else { return Ok(Vec::new()) };
     let report = |(mode, info): (usize, &ModeInfo)| {
@@ -257,6 +257,8 @@ pub fn modes_text(reports: &[ModeReport]) -> String {
             (LabelKind::Time, true) => "bins of time",
             (LabelKind::Cyclic, _) => "in a cycle",
         };
+        // Singular.
+        let what = if *dim == 1 { what.replacen('s', "", 1).replace("indice", "index") } else { what.into() };
         let mut shown: Vec<String> = labels.iter().map(|label| short(label)).collect();
         if let Some(last) = last {
             shown.extend(["…".into(), short(last)]);

@@ -30,14 +30,14 @@ use xxhash_rust::xxh3::xxh3_64;
 const CURRENT: &str = "current";
 const NEXT: &str = "next";
 const OLD: &str = "old";
-/// What version 2 had of the best start.
+/// The directory of the best start in version 2.
 const BEST: &str = "best";
 const FACTS: &str = "checkpoint.json";
 const VERSION: u32 = 3;
-/// No `checkpoint.json` is longer: a hundred thousand iterations take a quarter of it.
+/// The most bytes of `checkpoint.json`. A hundred thousand iterations take a quarter of it.
 const FACTS_BYTES_MAX: u64 = 64 << 20;
 
-/// Checkpoints, as what programs make and replace.
+/// Checkpoints that programs make and replace.
 static CHECKPOINT: Kind =
     Kind { name: "checkpoint", marker: FACTS, exists: "is a checkpoint", look, beside: &[] };
 
@@ -55,13 +55,13 @@ fn look(sys: &Sys, path: &Path) -> Result<Found> {
     match foreign {
         Some(name) => other(format!("holds {name:?}, which is no part of a checkpoint")),
         None if first_foreign(path, |_| false)?.is_none() => Ok(Found::Empty),
-        // Complete ones had no marker once.
+        // Earlier versions wrote complete checkpoints without a marker.
         None if Marker::is_in(sys, path, &CHECKPOINT)? || path.join(FACTS).is_file() => Ok(Found::Made),
         None => other("has no mark of a checkpoint".into()),
     }
 }
 
-/// Removes a checkpoint, quietly.
+/// Removes a checkpoint and ignores errors.
 fn discard(sys: &Sys, path: &Path) {
     if path.is_dir() {
         drop(publish::remove(sys, &CHECKPOINT, path));
@@ -87,13 +87,13 @@ fn start_dir(start: u32) -> String {
     format!("start-{}", start + 1)
 }
 
-/// Whether a file of a checkpoint may be called `name`.
+/// Whether `name` is that of a file of a checkpoint.
 fn is_part(name: &str) -> bool {
     let number = |kind: &str| name.strip_prefix(kind)?.strip_suffix(".npy")?.parse::<usize>().ok();
     [FACTS, MARKER].contains(&name) || ["mode-", "gram-"].iter().any(|kind| number(kind).is_some())
 }
 
-/// What must be the same for a checkpoint to be continued: names and values, as people call them.
+/// Facts that must be the same to continue a checkpoint: names and values, as messages show them.
 pub type Identity = BTreeMap<String, String>;
 
 /// Writes and reads the checkpoints of one decomposition.
@@ -107,7 +107,7 @@ pub struct Checkpointer {
     _lock: File,
 }
 
-/// What a checkpoint holds.
+/// The contents of a checkpoint.
 pub(super) struct Saved<T> {
     pub current: Start<T>,
     pub finished: Vec<StartReport>,
@@ -118,7 +118,7 @@ pub(super) struct Saved<T> {
 #[derive(Serialize, Deserialize)]
 struct Checkpoint {
     version: u32,
-    /// Of the facts as they are written here, without white space.
+    /// The checksum of the facts as written here, without white space.
     checksum: String,
     facts: CheckpointFacts,
 }
@@ -131,7 +131,7 @@ struct CheckpointFacts {
     models: Vec<CheckpointState>,
 }
 
-/// A start, but for its matrices.
+/// A start without its matrices.
 #[derive(Serialize, Deserialize)]
 struct CheckpointState {
     start: u32,
@@ -142,7 +142,7 @@ struct CheckpointState {
 }
 
 impl CheckpointFacts {
-    /// Whether the starts are those that a run has made: numbers that are believed later.
+    /// Whether the starts are those of a possible run. Later code trusts these numbers.
     fn is_consistent(&self) -> bool {
         let start = self.current.start;
         self.finished.len() == start as usize
@@ -184,8 +184,8 @@ pub(super) struct Expected<'a> {
 }
 
 impl Checkpointer {
-    /// Checkpoints in `dir`, which is made where it is missing, after every `every` iterations. With `resume` the one that is
-    /// there is continued; without, one that is there is an error.
+    /// Checkpoints in `dir`, which is created if missing, after every `every` iterations. With `resume`, an existing checkpoint
+    /// is continued; otherwise it is an error.
     pub fn open(sys: &Sys, dir: &Path, every: usize, identity: Identity, resume: bool) -> Result<Self> {
         if dir.join(MANIFEST).exists() {
             return Err(Error::request(format!("{}: is a store; name another directory", dir.display())));
@@ -211,7 +211,7 @@ impl Checkpointer {
         Ok(checkpointer)
     }
 
-    /// Gives the last checkpoint its name back where a program was killed between two renames, and removes what it left of the next one.
+    /// Restores the name of the last checkpoint if a program was killed between two renames, and removes its unfinished next one.
     fn clear(&self) -> Result<()> {
         let (current, old) = (self.dir.join(CURRENT), self.dir.join(OLD));
         if self.is_made(&old)? && current.symlink_metadata().is_err() {
@@ -222,7 +222,7 @@ impl Checkpointer {
         self.remove(&self.dir.join(NEXT))
     }
 
-    /// Whether `path` is a checkpoint, or part of one; an error where it is something else.
+    /// Whether `path` is a checkpoint or part of one; an error if it is something else.
     fn is_made(&self, path: &Path) -> Result<bool> {
         if path.symlink_metadata().is_err() {
             return Ok(false);
@@ -237,7 +237,7 @@ impl Checkpointer {
         if self.is_made(path)? { publish::remove(&self.sys, &CHECKPOINT, path) } else { Ok(()) }
     }
 
-    /// Where the next one is going to be.
+    /// The path of the next checkpoint.
     fn place(&self) -> Result<Place> {
         let current = self.dir.join(CURRENT);
         Place::look(&self.sys, &CHECKPOINT, &current, &current, true)
@@ -286,7 +286,7 @@ impl Checkpointer {
         sys.check_cancelled()?;
         let replaced = sys.publish(|| {
             let replaced = place.give(next.path(), &old)?;
-            // An exchange leaves the old one under the temporary name, with which it goes.
+            // After an exchange the old one has the temporary name, and is removed with it.
             Ok(replaced.filter(|r| *r == old).map(|old| Temporary::removed_by(sys, old, discard)))
         })?;
         sys.sync_dir(&self.dir)?;
@@ -348,7 +348,7 @@ fn json(what: &impl Serialize) -> Result<Vec<u8>> {
     serde_json::to_vec(what).map_err(|e| Error::request(format!("a checkpoint: {e}")))
 }
 
-/// Factors and Gram matrices, durable.
+/// Writes factors and Gram matrices durably.
 fn write_matrices<T: Real>(sys: &Sys, dir: &Path, als: &Als, factors: &[Matrix<T>]) -> Result<()> {
     for (mode, (factor, columns)) in factors.iter().zip(&als.columns).enumerate() {
         let rank = factor.columns();
@@ -364,13 +364,13 @@ fn write_matrix<T: Real>(sys: &Sys, path: &Path, matrix: &Matrix<T>) -> Result<(
     file.sync()
 }
 
-/// The reverse, held against its checksum.
+/// Reads a matrix and compares it with its checksum.
 fn read_matrix<T: Real>(sys: &Sys, path: &Path, [rows, columns]: [usize; 2], sum: &str) -> Result<Matrix<T>> {
     let matrix: Matrix<T> = Matrix::load_exact(sys, path, rows, columns)?;
     if checksum(matrix.data()) == sum { Ok(matrix) } else { Err(damaged(path)) }
 }
 
-/// The reverse.
+/// Reads them.
 fn read_matrices<T: Real>(expected: &Expected<'_>, dir: &Path, state: CheckpointState) -> Result<Start<T>> {
     let (mut factors, mut grams) = (Vec::new(), Vec::new());
     let rank = expected.settings.rank;

@@ -1,4 +1,4 @@
-//! How several members decompose one tensor together: the interface below [`super::AlsBackend`].
+//! Communication between members that decompose one tensor together: the interface below [`super::AlsBackend`].
 //!
 //! A **member** runs its own backend: a device, a process or a machine. It holds some of the nonzeros and all of every
 //! factor. It **owns** a range of rows of each factor, in whole parts; an update divides rows into parts by their
@@ -6,7 +6,7 @@
 //! iteration:
 //!
 //! ```text
-//! a pass over the own nonzeros        sums of all rows, of which others hold the rest
+//! a pass over the own nonzeros        partial sums of all rows; other members have the other parts
 //! reduce_scatter                      of the own rows: the sums of all members
 //! the update of the own rows          new rows, and of each part its share of the Gram matrix and of the fit's inner products
 //! gather                              new rows of all
@@ -23,27 +23,27 @@ use crate::members::Group;
 use std::fmt::Debug;
 use std::ops::Range;
 
-/// How a member reaches the others. All members make the same calls in the same order, with buffers of the same lengths.
+/// How a member reaches the others. All members make the same calls in the same order, with buffers of equal lengths.
 ///
 /// # Errors
 ///
-/// If one member fails, every call of the others ends with an error: none waits for what does not come.
+/// If one member fails, every call of the others ends with an error, so that none waits forever.
 pub trait Collective: Debug + Send {
-    /// Which of `parts` parts, from 0, this member owns. The members' ranges ascend and cover all parts; some may be empty.
+    /// The range of `parts` parts, from 0, that this member owns. The members' ranges ascend and cover all parts; some may be empty.
     fn owned(&self, parts: usize) -> Range<usize>;
 
-    /// Replaces the numbers `own` of `sums` by the sums over all members, each of whose `own` is its own rows'. The other numbers
+    /// Replaces the numbers `own` of `sums`, those of this member's rows, by the sums over all members. The other numbers
     /// become zero, as the next pass needs them.
     fn reduce_scatter(&mut self, sums: &mut [f64], own: Range<usize>) -> Result<()>;
 
-    /// Replaces all bytes of `rows` but `own` by those of the members that own them.
+    /// Replaces all bytes of `rows` except `own` by those of the members that own them.
     fn gather(&mut self, rows: &mut [u8], own: Range<usize>) -> Result<()>;
 
     /// The sum of all members' `parts`, in order, each of `numbers` numbers; the same on every member.
     fn all_reduce(&mut self, parts: Vec<Vec<f64>>, numbers: usize) -> Result<Vec<f64>>;
 }
 
-/// The only member: owns all, copies nothing.
+/// The only member. It owns all rows and copies nothing.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Local;
 
@@ -68,8 +68,8 @@ impl Collective for Local {
 /// Members with memory of their own. Sums are added in the members' order.
 impl Collective for Group {
     fn owned(&self, parts: usize) -> Range<usize> {
-        let (rank, count) = (self.rank(), self.count());
-        parts * rank / count..parts * (rank + 1) / count
+        let (number, count) = (self.number(), self.count());
+        parts * number / count..parts * (number + 1) / count
     }
 
     fn reduce_scatter(&mut self, sums: &mut [f64], own: Range<usize>) -> Result<()> {
@@ -105,12 +105,12 @@ mod tests {
     use bytemuck::{cast_slice, pod_read_unaligned};
     use std::sync::{Barrier, Mutex};
 
-    /// A member that is one of several threads, what they hand each other, and where they wait.
+    /// A member that is one of several threads, with their messages and a barrier.
     #[derive(Debug)]
     struct Thread<'a>(usize, &'a Mutex<Vec<Vec<u8>>>, &'a Barrier);
 
     impl Thread<'_> {
-        /// What each member posts, in the members' order.
+        /// The message of each member, in the members' order.
         fn exchange(&self, bytes: &[u8]) -> Vec<Vec<u8>> {
             let Self(number, posts, barrier) = self;
             posts.lock().unwrap()[*number] = bytes.to_vec();
@@ -150,7 +150,7 @@ mod tests {
         bytes.chunks_exact(size_of::<f64>()).map(pod_read_unaligned).collect()
     }
 
-    /// Numbers whose sums depend on the order of additions.
+    /// Numbers whose sum depends on the order of additions.
     fn random(n: usize, stream: u64) -> Vec<f64> {
         (0..n as u64).map(|i| Counter::new(9, stream).unit(i) - 0.5).collect()
     }

@@ -34,19 +34,19 @@ use std::time::Instant;
 /// The weight, relative to the largest, at which a component counts as vanished.
 const VANISHED: f64 = 1e-12;
 
-/// Where factors live, passes run and factors are updated.
+/// Holds factors, runs passes and updates factors.
 pub trait AlsBackend<T: Real> {
-    /// Takes factors of the tensor's shape and the rank that the backend was made for, instead of any before.
+    /// Takes factors of the tensor's shape and the backend's rank, in place of earlier ones.
     fn set_factors(&mut self, factors: Vec<Matrix<T>>) -> Result<()>;
 
-    /// The factors as they are.
+    /// The current factors.
     fn factors(&mut self) -> Result<Cow<'_, [Matrix<T>]>>;
 
-    /// The factors, which are no longer there afterwards.
+    /// Moves the factors out.
     fn take(&mut self) -> Result<Vec<Matrix<T>>>;
 
-    /// Computes the MTTKRP of `mode`, from 0, in one pass; its sums stay here. With `wide`, products are in f64, not in `T`,
-    /// if it can. `progress` gets nonzeros done.
+    /// Computes the MTTKRP of `mode`, from 0, in one pass, and keeps its sums. With `wide`, products are in f64 and not in `T`,
+    /// if the backend can. `progress` gets the nonzeros done.
     fn mttkrp(&mut self, mode: usize, wide: bool, progress: &(dyn Fn(u64) + Sync)) -> Result<()>;
 
     /// Makes the factor of the mode whose MTTKRP was last computed, from its sums, by `rule`.
@@ -56,7 +56,7 @@ pub trait AlsBackend<T: Real> {
     fn extended_gram(&mut self, mode: usize) -> Result<Vec<Double>>;
 }
 
-/// The tensor, as far as an iteration needs to know.
+/// The facts of a tensor that an iteration needs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Problem {
     /// Its modes.
@@ -65,7 +65,7 @@ pub struct Problem {
     pub norm: f64,
 }
 
-/// How to iterate.
+/// The options of an iteration.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Settings {
     /// Components.
@@ -84,15 +84,15 @@ pub struct Iteration {
     pub iteration: usize,
     /// `1 - |X - model| / |X|`.
     pub fit: f64,
-    /// How much the fit differs from that of the iteration before; from 0 in the first.
+    /// The change of the fit from the iteration before; in the first, the fit.
     pub change: f64,
-    /// An estimate of what rounding makes of the relative residual `1 - fit` of a perfect model: smaller ones mean nothing.
+    /// An estimate of the relative residual `1 - fit` that rounding leaves of a perfect model. Smaller residuals mean nothing.
     pub fit_floor: f64,
     /// Updates with a pseudo-inverse, because the other modes' columns depend on each other.
     pub pseudo_inverses: usize,
     /// The largest condition number of a Hadamard product of Gram matrices.
     pub condition: f64,
-    /// Components whose weight is nothing beside the largest.
+    /// Components whose weight is negligible beside the largest.
     pub vanished: usize,
     /// Seconds in all.
     pub seconds: f64,
@@ -104,7 +104,7 @@ pub struct Iteration {
     pub solve_seconds: f64,
 }
 
-/// What an iteration is doing, for progress.
+/// The step of an iteration, for progress.
 #[derive(Clone, Copy, Debug)]
 pub struct CpStep {
     /// The mode, from 0.
@@ -113,27 +113,27 @@ pub struct CpStep {
     pub nnz: u64,
 }
 
-/// What the Gram matrices say of a mode's update.
+/// The update of a mode, as the Gram matrices determine it.
 struct Solution {
     rule: Rule,
-    /// Powers of two that its columns are divided by.
+    /// Powers of two by which its columns are divided.
     scale: Vec<f64>,
-    /// Of the matrix that was inverted.
+    /// The condition number of the inverted matrix.
     condition: f64,
     /// Whether it was inverted in twice the digits.
     extended: bool,
 }
 
-/// A decomposition under way: all of it but the factors.
+/// A running decomposition, without the factors.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Als {
     problem: Problem,
     settings: Settings,
-    /// Of the factors as they are stored.
+    /// The columns of the factors as stored.
     pub(super) columns: Vec<Columns>,
-    /// Their Gram matrices in twice the digits, where these were needed.
+    /// Their Gram matrices in twice the digits, if needed.
     extended: Vec<Option<Vec<Double>>>,
-    /// The weights of the model, its columns having length one.
+    /// The weights of the model with columns of length one.
     pub(super) lambda: Vec<f64>,
     /// All iterations so far.
     pub(super) history: Vec<Iteration>,
@@ -146,7 +146,7 @@ fn power_of_two(x: f64) -> f64 {
 }
 
 impl Als {
-    /// A decomposition that starts from factors whose Gram matrices, as they are, are `grams`.
+    /// A decomposition that starts from factors with the Gram matrices `grams`, not normalized.
     #[must_use]
     #[doc(hidden)]
     pub fn new(problem: Problem, settings: Settings, grams: Vec<Vec<f64>>) -> Self {
@@ -177,7 +177,7 @@ impl Als {
 
     /// Updates each mode's factor once, in order.
     ///
-    /// After an error the factors are of no use.
+    /// After an error, the factors are unspecified.
     #[doc(hidden)]
     pub fn iterate<T: Real>(
         &mut self,
@@ -224,7 +224,7 @@ impl Als {
         others.map(|(_, columns)| columns.norms[r]).product()
     }
 
-    /// How `mode` is updated.
+    /// The update of `mode`.
     fn solve<T: Real>(
         &mut self,
         mode: usize,
@@ -235,10 +235,10 @@ impl Als {
         let others = self.columns.iter().enumerate().filter(|(m, _)| *m != mode).map(|(_, c)| c);
         let mut gram = hadamard(others, rank);
         (0..rank).for_each(|r| gram[r * rank + r] += ridge);
-        // A column of zeros has no part in the sums, whatever they are multiplied by.
+        // A column of zeros adds nothing to the sums, whatever its multiplier.
         let inverse_or_zero = |x: f64| if x > 0.0 { 1.0 / x } else { 0.0 };
         let of_sums: Vec<f64> = (0..rank).map(|r| inverse_or_zero(self.others(mode, r))).collect();
-        // Nothing is known of the weights before the first update; the tensor's norm has their size. A component that has
+        // Before the first update the weights are unknown, and the tensor's norm has their magnitude. A component that has
         // vanished can come back.
         let (first, least) = (self.history.is_empty() && mode == 0, VANISHED * self.problem.norm);
         let weight = |r: usize| if first { self.problem.norm } else { self.lambda[r].max(least) };
@@ -292,7 +292,7 @@ impl Als {
     }
 
     /// The fit after the last mode's update, whose columns were divided by `scale` and have the inner products `inner`
-    /// with the sums. `exact` is the model's squared norm where f64 has too few digits for its terms.
+    /// with the sums. `exact` is the model's squared norm, given if f64 has too few digits for its terms.
     fn measure<T: Real>(&self, scale: &[f64], inner: &[f64], exact: Option<f64>, done: &mut Iteration) {
         let (rank, order) = (self.settings.rank, self.problem.order);
         let square = self.problem.norm * self.problem.norm;
@@ -309,7 +309,7 @@ impl Als {
             model += term(i);
             absolute += term(i).abs();
         }
-        // Each of the three has roundings of its own size; the inner product is at most that of the norms.
+        // Each of the three terms has its own rounding error. The inner product is at most the product of the norms.
         let inner_size = 2.0 * self.problem.norm * absolute.sqrt();
         let (model, model_size) = exact.map_or((model, absolute), |exact| (exact, exact));
         let residual = (square + model - 2.0 * product).max(0.0);

@@ -25,11 +25,11 @@ use bytemuck::{Pod, Zeroable};
 use std::borrow::Cow;
 use std::sync::Arc;
 
-/// Thread blocks of a kernel that does all, for each multiprocessor.
+/// Thread blocks per multiprocessor, of a kernel that does the whole update.
 const BLOCKS: usize = 4;
-/// Parts of a factor's rows whose inner products are added up apart, at most, for larger ranks.
+/// The most parts of a factor's rows whose inner products are added up separately, for larger ranks.
 const SLABS: usize = 64;
-/// Bytes of such sums, at most, unless one part has more.
+/// The most bytes of such sums, unless one part needs more.
 const PARTIAL_BYTES_MAX: usize = 256 << 20;
 
 /// Passes and factors on a GPU. Chunks that the plans keep stay from pass to pass.
@@ -43,7 +43,7 @@ pub struct DeviceAls<T: Real + Pod> {
     device: Arc<Device>,
 }
 
-/// What the dense update needs besides sums and factors.
+/// Device memory of the dense update besides sums and factors.
 #[derive(Debug)]
 pub(super) struct Dense {
     stream: Stream,
@@ -62,7 +62,7 @@ fn numbers(rank: usize) -> usize {
     rank * (rank + 1)
 }
 
-/// Partial sums that an update makes.
+/// The number of partial sums of an update.
 fn slabs(rank: usize, multiprocessors: usize) -> usize {
     if rank <= FUSED_RANK_MAX {
         return BLOCKS * multiprocessors;
@@ -109,9 +109,9 @@ impl Dense {
             .ok_or_else(|| Error::request("an update of nothing"))
     }
 
-    /// The same on several devices at once, each of other rows: what each adds up.
+    /// The same on several devices in parallel, each with its own rows. Returns the sums of each.
     pub(super) fn update_all(mut work: Vec<(&mut Self, DenseArgs)>, rule: &Rule) -> Result<Vec<Gram>> {
-        // What kernels use goes where an update fails: they end before, also where one of them has not started.
+        // If an update fails, its memory is freed. So kernels must have ended, also if one of them has not started.
         let started = work.iter_mut().try_for_each(|(dense, arguments)| dense.begin(*arguments, rule));
         let ended: Vec<_> = work.iter().map(|(dense, _)| dense.stream.synchronize()).collect();
         started.and(ended.into_iter().collect::<Result<()>>())?;
@@ -131,7 +131,7 @@ impl Dense {
         self.start(arguments)
     }
 
-    /// What an update has added up.
+    /// The sums of an update.
     fn partial_sums(&self, rank: usize) -> Result<Gram> {
         let mut gram = vec![0.0; numbers(rank)];
         self.partials.read(&mut gram)?;
@@ -151,7 +151,7 @@ impl Dense {
             None => ExtendedKernels::load(device, precision)?,
         };
         let square = (arguments.rank as usize).pow(2);
-        // Pairs, where an update's partial sums go.
+        // Pairs of numbers, in the memory of an update's partial sums.
         let slabs = self.slabs * numbers(arguments.rank as usize) / (2 * square);
         arguments.slabs = narrow(arguments.rows.min(slabs as u64));
         arguments.partials = self.partials.address();
@@ -216,28 +216,28 @@ impl<T: Real + Pod> DeviceAls<T> {
         Ok(Self { executor, backend, store, rank, dense, device })
     }
 
-    /// The same for factors of another rank, at most that of the first, or of another sign. What is on the device of the store stays.
+    /// The same for factors of another rank, at most the first one's, or another sign. The store's data on the device stays.
     pub fn with_rank(self, rank: usize, nonneg: bool, kernels: &KernelSource) -> Result<Self> {
         let Self { executor, mut backend, store, dense, device, .. } = self;
-        // Room for the next.
+        // Makes room for the next.
         drop(dense);
         backend.remake(|op| op.set_rank(&store, rank, kernels))?;
         let dense = Dense::new(&device, T::PRECISION, rank, nonneg)?;
         Ok(Self { executor, backend, store, rank, dense, device })
     }
 
-    /// What is known of a mode's factor, which is at address `factor`.
+    /// The arguments for a mode's factor at address `factor`.
     fn arguments(&self, mode: usize, factor: u64) -> DenseArgs {
         let rows = self.store.manifest().shape.dims()[mode].into();
         DenseArgs { factor, rows, rank: narrow(self.rank as u64), ..Zeroable::zeroed() }
     }
 
-    /// Which kernels serve.
+    /// The kernels in use.
     pub fn kernels(&mut self) -> &KernelReport {
         self.backend.op().kernels()
     }
 
-    /// What was allocated, and where that was less than planned.
+    /// What was allocated, and what is smaller than planned.
     #[must_use]
     pub fn allocated(&self) -> (&DevicePlan, &[String]) {
         (self.backend.plan(), self.backend.notes())

@@ -1,4 +1,6 @@
-//! Factors in the memory of several GPUs. Each GPU has some of the store's chunks and all of every factor.
+//! Factors in the memory of several GPUs. Each GPU has some of the store's chunks and all of every factor. If a mode is divided by rows, each
+//! has all chunks and owns the rows of which it has all sums; then nothing is added up. For deterministic results, all GPUs gather sums
+//! instead of new rows, and each updates all rows as one would: the Gram matrix is then added up in one order for any number of GPUs.
 //!
 //! It is the scheme of [`collective`](super::collective) with matrices on devices. Each row's sums are added up on the
 //! device that owns the row, the owner updates it, and all devices gather it. The owners' parts of the Gram matrix are
@@ -23,6 +25,7 @@ use crate::store::Store;
 use bytemuck::{Pod, Zeroable};
 use rayon::prelude::*;
 use std::borrow::Cow;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Passes and factors on several GPUs.
@@ -95,6 +98,11 @@ impl<T: Real + Pod> DevicesAls<T> {
     fn rows(&self, mode: usize) -> usize {
         self.store.manifest().shape.dims()[mode] as usize
     }
+
+    /// The rows of `mode` of which each device has all sums, if it is divided by rows.
+    fn own_rows(&mut self, mode: usize) -> Option<Vec<Range<usize>>> {
+        self.team.members().iter_mut().map(|member| member.backend.op().own_rows(mode)).collect()
+    }
 }
 
 fn dense<T: Real>(devices: &[Arc<Device>], rank: usize, nonneg: bool) -> Result<Vec<Dense>> {
@@ -148,6 +156,9 @@ impl<T: Real + Pod> AlsBackend<T> for DevicesAls<T> {
         self.team.pass(progress)?;
         self.squares.take().map_or(Ok(()), |squares| squares.check())?;
         let rows = self.rows(mode);
+        if self.own_rows(mode).is_some() {
+            return Ok(());
+        }
         let partials: Vec<Partial<'_>> =
             self.team.members().iter_mut().map(|member| member.backend.op().partial(mode)).collect();
         self.group.reduce_scatter(&[(partials, rows)], self.rank)
@@ -155,14 +166,23 @@ impl<T: Real + Pod> AlsBackend<T> for DevicesAls<T> {
 
     fn update(&mut self, mode: usize, rule: &Rule) -> Result<Gram> {
         let (rows, rank) = (self.rows(mode), self.rank);
-        let own = self.group.owned(rows);
-        let mut work: Vec<(&mut Dense, DenseArgs)> = Vec::with_capacity(own.len());
-        for ((member, dense), own) in self.team.members().iter_mut().zip(&mut self.dense).zip(own) {
-            let Update { sums, factor, .. } = member.backend.op().update(mode);
-            let from = (own.start * rank) as u64;
+        let owned = self.own_rows(mode).unwrap_or_else(|| self.group.owned(rows));
+        let alike = self.planned.parts.iter().all(|part| part.device.deterministic);
+        let updated = if alike { owned.iter().map(|_| 0..rows).collect() } else { owned.clone() };
+        if alike {
+            let bytes = self.team.members()[0].backend.op().update(mode).bytes::<T>();
+            let sums: Vec<_> =
+                self.team.members().iter_mut().map(|m| m.backend.op().partial(mode).sums).collect();
+            self.group.gather(&sums, &owned, rank * bytes)?;
+        }
+        let mut work: Vec<(&mut Dense, DenseArgs)> = Vec::with_capacity(owned.len());
+        for ((member, dense), own) in self.team.members().iter_mut().zip(&mut self.dense).zip(updated) {
+            let update = member.backend.op().update(mode);
+            let (Update { sums, factor, rounded, .. }, from) = (update, (own.start * rank) as u64);
             let arguments = DenseArgs {
-                sums: sums + from * size_of::<f64>() as u64,
+                sums: sums + from * update.bytes::<T>() as u64,
                 copies: 1,
+                rounded: rounded.into(),
                 factor: factor + from * size_of::<T>() as u64,
                 rows: own.len() as u64,
                 rank: u32::try_from(rank).unwrap_or(u32::MAX),
@@ -171,14 +191,20 @@ impl<T: Real + Pod> AlsBackend<T> for DevicesAls<T> {
             work.push((dense, arguments));
         }
         let work = work.into_iter().filter(|(_, arguments)| arguments.rows > 0);
-        let parts = Dense::update_all(work.collect(), rule)?;
+        let mut parts = Dense::update_all(work.collect(), rule)?;
+        if alike {
+            parts.truncate(1);
+        }
         let total = parts.into_iter().reduce(|mut all, part| {
             let numbers = all.gram.iter_mut().chain(&mut all.inner);
             numbers.zip(part.gram.iter().chain(&part.inner)).for_each(|(a, b)| *a += b);
             all
         });
-        let factors: Vec<_> = self.team.members().iter_mut().map(|m| m.backend.op().factor(mode)).collect();
-        self.group.gather(&factors, rows, rank * size_of::<T>())?;
+        if !alike {
+            let factors: Vec<_> =
+                self.team.members().iter_mut().map(|m| m.backend.op().factor(mode)).collect();
+            self.group.gather(&factors, &owned, rank * size_of::<T>())?;
+        }
         Ok(total.unwrap_or_else(|| Gram { gram: vec![0.0; rank * rank], inner: vec![0.0; rank] }))
     }
 

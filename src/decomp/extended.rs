@@ -16,7 +16,7 @@ use crate::dense::{Matrix, Real};
 use rayon::prelude::*;
 use std::ops::{Add, Div, Mul, Neg, Sub};
 
-/// The condition from which on these matrices serve: below, f64 has eight digits left.
+/// The condition from which these matrices are used. Below it, f64 has eight digits left.
 pub const CONDITION: f64 = 1e8;
 
 /// The sum of two f64, of which `low` is at most half a unit in the last place of `high`.
@@ -25,7 +25,7 @@ pub const CONDITION: f64 = 1e8;
 pub struct Double {
     /// The sum, rounded.
     pub high: f64,
-    /// What rounding took.
+    /// The rounding error.
     pub low: f64,
 }
 
@@ -127,7 +127,7 @@ pub fn gram<T: Real>(factor: &Matrix<T>) -> Vec<Double> {
     (0..rank * rank).map(element).collect()
 }
 
-/// Sums of the upper triangle, rounded, and what rounding took.
+/// Sums of the upper triangle, rounded, and their rounding errors.
 struct DoubleSums {
     high: Vec<f64>,
     low: Vec<f64>,
@@ -170,7 +170,7 @@ pub fn hadamard<'a>(factors: impl Iterator<Item = (&'a [Double], &'a [f64])>, ra
     for (gram, norms) in factors {
         for (i, (product, dot)) in all.iter_mut().zip(gram).enumerate() {
             let (x, y) = (norms[i / rank], norms[i % rank]);
-            // Not by the product of the lengths, which can overflow.
+            // Divides by one length after the other, because their product can overflow.
             let cosine = *dot / Double::from(x) / Double::from(y);
             *product = if x * y == 0.0 { Double::default() } else { *product * cosine };
         }
@@ -188,8 +188,8 @@ pub fn square(matrix: &[Double], weights: &[f64]) -> f64 {
     sum.high
 }
 
-/// The inverse of the symmetric positive definite `v`, rank x rank, rounded to f64; `None` where its condition exceeds
-/// `1 / (rank epsilon)` of f64, which the sums have too few digits for.
+/// The inverse of the symmetric positive definite `v`, rank x rank, rounded to f64; `None` if its condition exceeds
+/// `1 / (rank epsilon)` of f64, for which the sums have too few digits.
 #[must_use]
 pub fn inverse(v: &[Double], rank: usize) -> Option<Inverse> {
     let factor = cholesky(v, rank)?;
@@ -197,7 +197,7 @@ pub fn inverse(v: &[Double], rank: usize) -> Option<Inverse> {
     let solve = |(c, column): (usize, &mut [f64])| {
         let mut x = vec![Double::default(); rank];
         x[c] = Double::from(1.0);
-        // Forward from the first that is not zero, then back.
+        // Forward substitution from the first nonzero row, then back substitution.
         for i in c..rank {
             let line = &factor[i * rank..];
             let known = (c..i).fold(x[i], |sum, k| sum - line[k] * x[k]);
@@ -217,7 +217,7 @@ pub fn inverse(v: &[Double], rank: usize) -> Option<Inverse> {
     good.then_some(Inverse { matrix: columns, condition, kept: None })
 }
 
-/// The lower triangle of the Cholesky factor; `None` where a pivot is not positive.
+/// The lower triangle of the Cholesky factor; `None` if a pivot is not positive.
 fn cholesky(v: &[Double], rank: usize) -> Option<Vec<Double>> {
     let mut factor = vec![Double::default(); rank * rank];
     for i in 0..rank {
@@ -238,7 +238,7 @@ mod tests {
     use super::*;
     use crate::random::Counter;
 
-    /// 1 + 2^-80 and the like: what f64 does not hold is there after each operation, and its inverse takes it away again.
+    /// Numbers such as 1 + 2^-80: each operation keeps the digits that f64 does not hold, and its inverse removes them again.
     #[test]
     fn operations_keep_twice_the_digits() {
         let tiny = 2f64.powi(-80);
@@ -255,7 +255,7 @@ mod tests {
         }
     }
 
-    /// Columns that differ by 2^-30: the squared length of their difference is there to many digits.
+    /// Columns that differ by 2^-30: the squared length of their difference has many correct digits.
     #[test]
     fn a_gram_matrix_tells_near_columns_apart() {
         for rows in [1, 300, 9000] {

@@ -1,6 +1,6 @@
-//! Decompositions and MTTKRP by several processes. Rank 0 conducts: it runs the whole program, and before each step tells the
-//! others, which serve, what to do ([`Order`]). Every rank has its share of the chunks and all factors. Starts,
-//! iterations, checkpoints and outputs are rank 0's alone, so nothing of them depends on the number of ranks.
+//! Decompositions and MTTKRP by several processes. Process 0 conducts: it runs the whole program, and before each step tells the
+//! others, which serve, what to do ([`Order`]). Every process has its share of the chunks and all factors. Starts,
+//! iterations, checkpoints and outputs are process 0's alone, so nothing of them depends on the number of processes.
 
 use super::collective::Collective;
 use super::cp_als::AlsBackend;
@@ -18,7 +18,7 @@ use bytemuck::{cast_slice, cast_slice_mut};
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 
-/// What rank 0 tells the others to do. Numbers follow in messages of their own.
+/// An order of process 0 to the others. Numbers follow in separate messages.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Order {
     /// Take the factors that follow.
@@ -37,11 +37,11 @@ pub enum Order {
         /// One for a linear rule.
         lengths: Vec<usize>,
     },
-    /// Add up the sums of the last pass on rank 0.
+    /// Add up the sums of the last pass in process 0.
     Sums,
 }
 
-/// A rank's share of the store, and all factors.
+/// A process's share of the store, and all factors.
 #[derive(Debug)]
 pub struct MembersAls<T: Real> {
     als: HostAls<T>,
@@ -49,12 +49,12 @@ pub struct MembersAls<T: Real> {
     dims: Vec<usize>,
     rank: usize,
     mode: usize,
-    /// What all first passes together are to check.
+    /// The sum of squares that all first passes together check.
     squares: Option<Squares>,
 }
 
 impl<T: Real> MembersAls<T> {
-    /// For this rank's `share` of `store`, by the plan of passes over that; `op` is one of [`Mttkrp::alternating`].
+    /// A backend for this process's `share` of `store`, by the plan of its passes; `op` is one of [`Mttkrp::alternating`].
     pub fn new(
         (store, share): (&Store, &Store),
         plan: &Plan,
@@ -68,12 +68,12 @@ impl<T: Real> MembersAls<T> {
         Ok(Self { als, group: group.clone(), dims, rank, mode: 0, squares: Some(squares) })
     }
 
-    /// Tells the others.
+    /// Sends an order to the others.
     fn tell(&self, order: &Order) -> Result<()> {
         tell(&self.group, order)
     }
 
-    /// Does what rank 0 has told.
+    /// Follows an order of process 0.
     pub fn obey(&mut self, order: Order) -> Result<()> {
         match order {
             Order::Factors => {
@@ -114,7 +114,7 @@ impl<T: Real> MembersAls<T> {
         Ok(passed)
     }
 
-    /// The sums of the last pass over all ranks, on rank 0; the ranks' own are zero afterwards.
+    /// The sums of the last pass over all processes, in process 0; the others' are zero afterwards.
     fn collect(&mut self) -> Result<Vec<f64>> {
         let (group, rank, rows) = (self.group.clone(), self.rank, self.dims[self.mode]);
         let own = group.owned(rows);
@@ -122,12 +122,12 @@ impl<T: Real> MembersAls<T> {
         let sums = self.als.sums();
         group.reduce_scatter(sums, own.clone())?;
         group.collect(cast_slice_mut(sums), own.start * size_of::<f64>()..own.end * size_of::<f64>())?;
-        let all = if group.rank() == 0 { sums.to_vec() } else { Vec::new() };
+        let all = if group.number() == 0 { sums.to_vec() } else { Vec::new() };
         sums.fill(0.0);
         Ok(all)
     }
 
-    /// MTTKRP of `mode` with the factors that were set, in one pass of all ranks.
+    /// MTTKRP of `mode` with the current factors, in one pass of all processes.
     pub fn mttkrp_of(
         &mut self,
         mode: usize,
@@ -140,7 +140,7 @@ impl<T: Real> MembersAls<T> {
     }
 }
 
-/// Sends an order, or anything else that the others take for one.
+/// Sends an order, or another message that the others understand.
 pub fn tell(group: &Group, order: &impl Serialize) -> Result<()> {
     let mut bytes =
         serde_json::to_vec(order).map_err(|e| Error::request(format!("an order cannot be sent: {e}")))?;
@@ -154,11 +154,11 @@ fn rule_of(parts: Vec<Vec<f64>>) -> Result<Rule> {
         [Some(gram), Some(of_sums), Some(of_old), Some(of_new)] => {
             Ok(Rule::NonNegative { gram, of_sums, of_old, of_new })
         }
-        _ => Err(Error::request("ranks run different versions of this program")),
+        _ => Err(Error::request("processes run different versions of this program")),
     }
 }
 
-/// Rank 0's: each call is one of all ranks.
+/// For process 0. Each call is one of all processes.
 impl<T: Real> AlsBackend<T> for MembersAls<T> {
     fn set_factors(&mut self, factors: Vec<Matrix<T>>) -> Result<()> {
         self.tell(&Order::Factors)?;

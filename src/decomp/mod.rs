@@ -19,6 +19,7 @@ pub mod devices;
 pub mod extended;
 pub mod host;
 pub mod members;
+mod products;
 mod run;
 pub mod score;
 pub mod solve;
@@ -43,13 +44,13 @@ pub const LAMBDA_FILE: &str = "lambda.npy";
 
 /// A CP model: components in order of their weights, the largest first.
 ///
-/// **Signs.** A component does not change where two of its columns are multiplied by -1. [`Model::new`] chooses: in every mode the
-/// number of largest magnitude is positive, but in the last of the modes where it was negative, if those were odd in number.
+/// **Signs.** A component does not change if two of its columns are multiplied by -1. [`Model::new`] chooses signs: in every mode, the
+/// number of largest magnitude is positive. If it was negative in an odd number of modes, the last of these is the exception.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Model<T> {
     /// The weights, a column of rank numbers.
     pub lambda: Matrix<f64>,
-    /// `factors[m]` is `dims[m]` x rank. Its columns have length one, or are zero where the weight is.
+    /// `factors[m]` is `dims[m]` x rank. Its columns have length one, or are zero if the weight is zero.
     pub factors: Vec<Matrix<T>>,
 }
 
@@ -95,7 +96,7 @@ fn signs<T: Real>(factors: &[Matrix<T>], rank: usize) -> Vec<Vec<f64>> {
     signs
 }
 
-/// The number of largest magnitude of each column, the first of equals.
+/// The number of largest magnitude of each column; the first, if several are equal.
 fn peaks<T: Real>(factor: &Matrix<T>) -> Vec<f64> {
     let rank = factor.columns();
     let raise = |peak: &mut f64, x: f64| *peak = if x.abs() > peak.abs() { x } else { *peak };
@@ -115,7 +116,7 @@ fn peaks<T: Real>(factor: &Matrix<T>) -> Vec<f64> {
 
 #[doc(hidden)]
 impl Model<f64> {
-    /// Opens the directory of a model, all of whose files are of one result whatever takes its place, and counts its modes.
+    /// Opens the directory of a model and counts its modes. All files come from this directory, even if another takes its place.
     fn open(sys: &Sys, path: &Path) -> Result<(Dir, usize)> {
         let none = || {
             let what = format!("holds no model: {} and {} are to be there", mode_file(0), mode_file(1));
@@ -142,7 +143,7 @@ impl Model<f64> {
         Ok((bytes, rank))
     }
 
-    /// Reads `mode-1.npy` … and `lambda.npy` from `path`; without the latter all weights are 1.
+    /// Reads `mode-1.npy` … and `lambda.npy` from `path`. Without `lambda.npy` all weights are 1.
     pub fn load(sys: &Sys, path: &Path) -> Result<Self> {
         let (dir, order) = Self::open(sys, path)?;
         let load = |m| Matrix::read(sys, dir.file(&mode_file(m), false)?, None);
@@ -166,7 +167,7 @@ impl Model<f64> {
     }
 }
 
-/// An error where `factors` do not suit a decomposition that may have no negative numbers.
+/// An error if `factors` have negative numbers and the decomposition must not.
 pub fn check_non_negative<T: Real>(factors: &[Matrix<T>]) -> Result<()> {
     for (mode, factor) in factors.iter().enumerate() {
         if let Some(at) = factor.data().iter().position(|x| x.widen() < 0.0) {
@@ -190,14 +191,14 @@ pub fn factor_bytes<T: Real>(shape: &Shape, rank: usize) -> u64 {
 mod tests {
     use super::*;
 
-    /// Components whose numbers of largest magnitude are negative in none to all of three modes.
+    /// Components whose number of largest magnitude is negative in none, some or all of three modes.
     #[test]
     fn signs_are_chosen_in_pairs() {
         let negative =
             [[false; 3], [true, false, false], [false, true, true], [true, true, false], [true; 3]];
         let column = |m: usize, r: usize| {
             let peak = if negative[r][m] { -4.0 } else { 4.0 };
-            // The first of equals decides; in another part of the rows the same number of the other sign.
+            // The first of equal numbers decides. Another part of the rows has the same number with the other sign.
             [1.0, peak, 2.0, -peak]
         };
         let factor = |m: usize| {

@@ -13,45 +13,45 @@ use crate::store::Manifest;
 use crate::sys::Sys;
 use std::ops::ControlFlow;
 
-/// What to start from.
+/// Initial factors.
 #[derive(Clone, Debug)]
 pub enum Init<T> {
-    /// These factors.
+    /// Given factors.
     Given(Vec<Matrix<T>>),
     /// Seeded factors, in [0, 1): start k, from 0, has seed `seed + k`.
     Seeded {
         /// The seed of the first start.
         seed: u64,
-        /// How many.
+        /// The number of starts.
         starts: u32,
     },
 }
 
-/// A decomposition to be made.
+/// A request for a decomposition.
 #[derive(Debug)]
 pub struct CpJob<'a> {
     /// The handle to the system.
     pub sys: &'a Sys,
     /// The tensor's shape.
     pub shape: &'a Shape,
-    /// What iterations need to know of the tensor.
+    /// The facts of the tensor that iterations need.
     pub problem: Problem,
-    /// How to iterate.
+    /// The options of iterations.
     pub settings: Settings,
-    /// Stop after an iteration, from the second on, that changes the fit by less; 0 never does.
+    /// Stop after an iteration, from the second on, that changes the fit by less; 0 runs all iterations.
     pub tol: f64,
-    /// Iterations at most, of each start.
+    /// The most iterations of each start.
     pub max_iters: usize,
-    /// Where checkpoints go.
+    /// The checkpoints to write.
     pub checkpoint: Option<Checkpointer>,
 }
 
-/// Who follows a decomposition.
+/// An observer of a decomposition.
 #[derive(Clone, Copy)]
 pub struct CpWatchers<'a> {
-    /// Gets where it is, while passes run.
+    /// Gets the position, while passes run.
     pub progress: &'a (dyn Fn(&CpWatch<'_>) + Sync),
-    /// Gets each iteration when it has ended, with its start, from 0; `Break` ends that start and makes no other.
+    /// Gets each finished iteration with its start, from 0; `Break` ends that start and all later ones.
     pub iteration: &'a (dyn Fn(u32, &Iteration) -> Result<ControlFlow<()>> + Sync),
 }
 
@@ -62,14 +62,14 @@ impl std::fmt::Debug for CpWatchers<'_> {
 }
 
 impl<'a> CpWatchers<'a> {
-    /// Only of where it is.
+    /// An observer of positions only.
     #[must_use]
     pub fn progress(progress: &'a (dyn Fn(&CpWatch<'_>) + Sync)) -> Self {
         Self { progress, iteration: &|_, _| Ok(ControlFlow::Continue(())) }
     }
 }
 
-/// What a decomposition gives.
+/// The result of a decomposition.
 #[derive(Clone, Debug)]
 pub struct Decomposition<T> {
     /// The best start's model.
@@ -85,28 +85,28 @@ pub struct Decomposition<T> {
 }
 
 impl<T> Decomposition<T> {
-    /// How much of the tensor's norm the model accounts for: 1 - |X - model| / |X|.
+    /// The share of the tensor's norm that the model explains: 1 - |X - model| / |X|.
     #[must_use]
     pub fn fit(&self) -> f64 {
         self.als.fit()
     }
 }
 
-/// Where a decomposition is, for progress.
+/// The position of a decomposition, for progress.
 #[derive(Clone, Copy, Debug)]
 pub struct CpWatch<'a> {
     /// The start, from 0.
     pub start: u32,
-    /// The last iteration that it has made.
+    /// The last finished iteration.
     pub last: Option<&'a Iteration>,
-    /// The mode that is computed, from 0.
+    /// The mode being computed, from 0.
     pub mode: usize,
     /// Nonzeros that its pass has done.
     pub nnz: u64,
 }
 
 impl Problem {
-    /// The problem of the store that `manifest` describes; an error where it has no fit.
+    /// The problem of the store that `manifest` describes; an error if no fit is defined for it.
     pub fn of(manifest: &Manifest) -> Result<Self> {
         if manifest.may_repeat {
             let what = "coordinates may repeat in this store, so that its norm is not known; pack with";
@@ -142,7 +142,7 @@ impl<T: Real> Init<T> {
         }
     }
 
-    /// The factors of a start. Given ones are handed out once.
+    /// The factors of a start. Given factors are moved out once.
     fn factors(&mut self, job: &CpJob<'_>, start: u32) -> Result<Vec<Matrix<T>>> {
         let factors = match self {
             Self::Given(factors) => std::mem::take(factors),
@@ -175,7 +175,7 @@ impl CpJob<'_> {
     }
 }
 
-/// How well the components of two starts match, whatever their weights.
+/// How well the components of two starts match, without regard to weights.
 fn agreement<T: Real>(a: &mut Start<T>, b: &mut Start<T>) -> f64 {
     let model = |start: &mut Start<T>| {
         let lambda = start.als.lambda.clone();
@@ -191,9 +191,9 @@ fn agreement<T: Real>(a: &mut Start<T>, b: &mut Start<T>) -> f64 {
     score
 }
 
-/// Decomposes from each start in turn and keeps the model of the best fit, the first of equals.
+/// Decomposes from each start in turn and keeps the model with the best fit; the first, if several are equal.
 ///
-/// The result depends on the tensor, the job and the initial factors, and on what [`AlsBackend`] says of itself; a checkpoint at any
+/// The result depends on the tensor, the job, the initial factors and the determinism of the [`AlsBackend`]. A checkpoint at any
 /// iteration does not change it.
 pub fn run<T: Real>(
     job: &mut CpJob<'_>,
@@ -204,7 +204,7 @@ pub fn run<T: Real>(
     run_watched(job, init, backend, CpWatchers::progress(watch))
 }
 
-/// The same for a caller who can end it after any iteration. What comes out then is the best of what was made.
+/// The same for a caller who can end it after any iteration. The result is then the best model so far.
 pub fn run_watched<T: Real>(
     job: &mut CpJob<'_>,
     mut init: Init<T>,

@@ -2,10 +2,10 @@
 //!
 //! The score of two components is the product over the modes of the absolute cosines of their columns, times `1 - |a - b| / max(a, b)` of their
 //! weights. Components are matched greedily, the best pair first, as the Tensor Toolbox's `score` does by default;
-//! the models' score is the mean over the components of the one that has fewer. 1 is equality.
+//! the models' score is the mean over the components of the model with fewer. 1 means equality.
 //!
 //! **Vanished components**, of weight zero or with a column of zeros, are zero tensors, whatever their other columns: two of them agree
-//! entirely, one and a component that is there not at all. In the Tensor Toolbox, too, the weights of two that have vanished agree.
+//! entirely; a vanished and another component do not agree at all. In the Tensor Toolbox, too, the weights of two vanished components agree.
 
 use super::{Model, peaks};
 use crate::dense::{Matrix, Real};
@@ -14,18 +14,18 @@ use crate::shape::Shape;
 use rayon::prelude::*;
 use serde::Serialize;
 
-/// Two components that were matched.
+/// A pair of matched components.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Pair {
-    /// Of the first model, from 1.
+    /// The component of the first model, from 1.
     pub a: usize,
-    /// Of the second model, from 1.
+    /// The component of the second model, from 1.
     pub b: usize,
     /// How well they agree, from 0 to 1.
     pub score: f64,
 }
 
-/// How two models agree.
+/// The agreement of two models.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Score {
     /// From 0 to 1.
@@ -37,7 +37,7 @@ pub struct Score {
 /// Rows that are added up together.
 const ROWS: usize = 1 << 14;
 
-/// Bytes that comparing two models takes which take `models` bytes, and whose ranks' product is `ranks`: the scores of all pairs, their order,
+/// Bytes for comparing two models of `models` bytes, whose ranks have the product `ranks`: the models, the scores of all pairs, their order,
 /// and the products of each part of the rows.
 #[must_use]
 pub fn host_bytes(models: u64, ranks: u64) -> u64 {
@@ -45,7 +45,7 @@ pub fn host_bytes(models: u64, ranks: u64) -> u64 {
     models.saturating_add(ranks.saturating_mul((4 + parts) * size_of::<f64>() as u64))
 }
 
-/// Bytes that matching the components of two models of `shape` and `rank` takes beside the models.
+/// Bytes for matching the components of two models of `shape` and `rank`, beside the models.
 #[must_use]
 pub fn match_bytes(shape: &Shape, rank: usize) -> u64 {
     let longest = shape.dims().iter().max().map_or(0, |&dim| u64::from(dim));
@@ -61,7 +61,7 @@ struct Magnitude {
 }
 
 impl Magnitude {
-    /// Of a finite number.
+    /// The magnitude of a finite number.
     fn of(x: f64) -> Self {
         const FRACTION: u64 = (1 << 52) - 1;
         let (x, raised) = if x.is_normal() { (x.abs(), 0) } else { (x.abs() * 2f64.powi(64), 64) };
@@ -77,7 +77,7 @@ impl Magnitude {
         Self { exponent: product.exponent + self.exponent + other.exponent, ..product }
     }
 
-    /// `1 - |x - y| / max(x, y)`; `None` where both are zero.
+    /// `1 - |x - y| / max(x, y)`; `None` if both are zero.
     fn agreement(self, other: Self) -> Option<f64> {
         let most = self.exponent.max(other.exponent);
         let shift = |x: Self| x.number * 2f64.powi(i32::try_from(x.exponent - most).unwrap_or(i32::MIN));
@@ -86,11 +86,11 @@ impl Magnitude {
     }
 }
 
-/// What is known of a factor's columns.
+/// Facts about a factor's columns.
 struct ScoreColumns {
     /// Powers of two that bring each column's number of largest magnitude near 1.
     scales: Vec<f64>,
-    /// Their lengths when they are multiplied by these.
+    /// Their lengths after multiplying by these powers.
     lengths: Vec<f64>,
 }
 
@@ -138,7 +138,7 @@ fn products<T: Real>(a: &Matrix<T>, b: &Matrix<T>, scales: [&[f64]; 2]) -> Vec<f
     })
 }
 
-/// The score of every component of `a` with every one of `b`: rank of `a` x rank of `b`. With `weights`, these count.
+/// The score of every component of `a` with every one of `b`: rank of `a` x rank of `b`. With `weights`, weights count.
 pub(crate) fn similarities<T: Real>(a: &Model<T>, b: &Model<T>, weights: bool) -> Vec<f64> {
     let (p, q) = (a.lambda.rows(), b.lambda.rows());
     let mut scores = vec![1.0; p * q];
@@ -175,7 +175,7 @@ pub fn score(a: &Model<f64>, b: &Model<f64>) -> Result<Score> {
     Ok(matched(a, b, true))
 }
 
-/// Matches the components of two models of the same shape. With `weights`, these count.
+/// Matches the components of two models of the same shape. With `weights`, weights count.
 pub(crate) fn matched<T: Real>(a: &Model<T>, b: &Model<T>, weights: bool) -> Score {
     let (p, q) = (a.lambda.rows(), b.lambda.rows());
     let scores = similarities(a, b, weights);
@@ -230,7 +230,7 @@ mod tests {
         assert!((score(&a, &disguised(&a, &[3, 1], 1.0)).unwrap().score - 1.0).abs() < 1e-12);
     }
 
-    /// Of weight zero, with a column of zeros, or both: a model is equal to itself, and to one where others have vanished it is not.
+    /// Components of weight zero, with a column of zeros, or both. A model equals itself, but not one in which other components vanished.
     #[test]
     fn vanished_components_match_each_other() {
         let whole = model(3, 1);
@@ -257,7 +257,7 @@ mod tests {
         assert!(score(&none, &whole).unwrap().score.to_bits() == 0);
     }
 
-    /// Numbers whose squares, or whose products with others, are beyond what f64 holds.
+    /// Numbers whose squares or products exceed the range of f64.
     #[test]
     fn magnitude_does_not_matter() {
         let a = model(3, 1);

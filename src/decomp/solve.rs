@@ -7,17 +7,17 @@ use crate::error::{Error, Result};
 use faer::linalg::solvers::DenseSolveCore;
 use faer::{MatRef, Side};
 
-/// The largest rank for which [`super::extended`] serves: a solution takes rank^3 steps of some 25 operations.
+/// The largest rank for which [`super::extended`] is used. A solution takes rank^3 steps of about 25 operations.
 pub const EXTENDED_RANK_MAX: usize = 256;
 
-/// The columns of a factor as it is stored.
+/// The columns of a factor as stored.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Columns {
     /// Their inner products, rank x rank.
     pub gram: Vec<f64>,
     /// Their lengths.
     pub norms: Vec<f64>,
-    /// The cosines between them, rank x rank; 0 where a column is zero.
+    /// The cosines between them, rank x rank; 0 if a column is zero.
     pub cosines: Vec<f64>,
 }
 
@@ -29,7 +29,7 @@ impl Columns {
         let cosine = |r: usize, q: usize| match norms[r] * norms[q] {
             0.0 => 0.0,
             _ if r == q => 1.0,
-            // Not by the product, which can overflow.
+            // Divides by one length after the other, because their product can overflow.
             _ => gram[r * rank + q] / norms[r] / norms[q],
         };
         let cosines = (0..rank * rank).map(|i| cosine(i / rank, i % rank)).collect();
@@ -44,7 +44,7 @@ impl Columns {
 pub fn host_bytes(order: usize, rank: usize, starts: u32) -> u64 {
     const UPDATE: usize = 8;
     let kept = 2 * order * starts as usize;
-    // In twice the digits: Gram matrices, their Hadamard product, its factor.
+    // In twice the digits: Gram matrices, their Hadamard product, its Cholesky factor.
     let extended = if rank <= EXTENDED_RANK_MAX { 2 * (order + 2) } else { 0 };
     ((kept + extended + UPDATE) * rank * rank * size_of::<f64>()) as u64
 }
@@ -58,19 +58,19 @@ pub fn hadamard<'a>(factors: impl Iterator<Item = &'a Columns>, rank: usize) -> 
     product
 }
 
-/// An inverse, or what serves as one.
+/// An inverse or pseudo-inverse.
 #[derive(Clone, Debug)]
 pub struct Inverse {
     /// rank x rank.
     pub matrix: Vec<f64>,
-    /// The condition number: of the 1-norm, for a pseudo-inverse the ratio of the eigenvalues that were kept.
+    /// The condition number in the 1-norm; for a pseudo-inverse, the ratio of the kept eigenvalues.
     pub condition: f64,
-    /// Eigenvalues that were kept, where it is a pseudo-inverse.
+    /// The number of kept eigenvalues, if it is a pseudo-inverse.
     pub kept: Option<usize>,
 }
 
-/// The inverse of the symmetric `v`, rank x rank, with no eigenvalue below zero but for rounding. Where its condition exceeds
-/// `1 / (rank epsilon)`, the pseudo-inverse: eigenvalues below `rank epsilon` of the largest count as zero.
+/// The inverse of the symmetric `v`, rank x rank, which has no negative eigenvalue except by rounding. If its condition exceeds
+/// `1 / (rank epsilon)`, the pseudo-inverse, in which eigenvalues below `rank epsilon` of the largest count as zero.
 pub fn inverse(v: &[f64], rank: usize, epsilon: f64) -> Result<Inverse> {
     let matrix = MatRef::from_row_major_slice(v, rank, rank);
     let cutoff = rank as f64 * epsilon;
@@ -103,7 +103,7 @@ fn rows_of(matrix: MatRef<'_, f64>) -> Vec<f64> {
     (0..matrix.nrows()).flat_map(|r| (0..matrix.ncols()).map(move |q| matrix[(r, q)])).collect()
 }
 
-/// The largest sum of a row's absolute values: of a symmetric matrix the 1-norm.
+/// The largest sum of a row's absolute values, which is the 1-norm of a symmetric matrix.
 pub(super) fn norm(matrix: &[f64], rank: usize) -> f64 {
     matrix.chunks_exact(rank).map(|row| row.iter().map(|x| x.abs()).sum()).fold(0.0, f64::max)
 }

@@ -1,10 +1,10 @@
-//! How the starts of a decomposition went.
+//! Reports of the starts of a decomposition.
 
 use super::cp_als::Als;
 use crate::dense::Matrix;
 use serde::{Deserialize, Serialize};
 
-/// Why iterations ended.
+/// The reason why iterations ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
@@ -13,11 +13,11 @@ pub enum Stop {
     Tolerance,
     /// The maximum number of iterations was reached.
     Iterations,
-    /// The caller wanted no more.
+    /// The caller ended it.
     Caller,
 }
 
-/// How a start went.
+/// The report of a start.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StartReport {
     /// Its number, from 1.
@@ -28,7 +28,7 @@ pub struct StartReport {
     pub iterations: usize,
     /// The last fit.
     pub fit: f64,
-    /// Why it ended.
+    /// The reason why it ended.
     pub stop: Stop,
     /// Seconds of its iterations.
     #[serde(default)]
@@ -47,7 +47,7 @@ pub fn stability(starts: &[StartReport]) -> Option<f64> {
     (pairs > 0).then(|| starts.iter().enumerate().filter_map(of).sum::<f64>() / pairs as f64)
 }
 
-/// A start as far as it has come.
+/// A start with its iterations so far.
 pub(super) struct Start<T> {
     pub number: u32,
     pub als: Als,

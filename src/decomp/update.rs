@@ -7,10 +7,11 @@
 //!
 //! **Order of additions.** Rows are divided into parts by their number and the rank alone. Blocks of rows are added up
 //! within a part, and the parts in order. The result therefore does not depend on threads or on the number of members
-//! of a [`Collective`]. Matrix products are faer's, on one thread each; their last bits depend on the machine's vector
-//! instructions.
+//! of a [`Collective`]. Matrix products are those of [`super::products`] or faer's, on one thread each; their last bits
+//! depend on whether the machine fuses operations.
 
 use super::collective::{Collective, sum};
+use super::products::{Product, is_small};
 use crate::dense::{Matrix, Real};
 use crate::error::Result;
 use faer::linalg::matmul::matmul;
@@ -18,18 +19,18 @@ use faer::linalg::matmul::triangular::{self, BlockStructure};
 use faer::{Accum, MatMut, MatRef, Par};
 use rayon::prelude::*;
 
-/// Numbers that are worked on together.
+/// Numbers that vector instructions process together.
 const LANES: usize = 8;
-/// Rows of a block: a few stay in the first cache.
+/// Rows of a block. A few blocks fit in the L1 cache.
 const ROWS: usize = 128;
-/// Parts at most.
+/// The most parts.
 const PARTS: usize = 64;
-/// The least number of a factor that may have no negative ones, its columns having a length near one: no column becomes zero, which
-/// it would stay. It stands for zero.
+/// The least number of a nonnegative factor whose columns have a length near one. So no column becomes zero, from which
+/// it could not recover. It stands for zero.
 pub const FLOOR: f64 = f64::EPSILON;
-/// Sweeps of HALS over a row at most.
+/// The most sweeps of HALS over a row.
 const SWEEPS: usize = 50;
-/// The change of a row, relative to that of the first sweep, which is the last one's.
+/// Sweeps end when one changes the row by less than this, relative to the first one's change.
 const SWEEP: f64 = 0.01;
 
 /// How rows `a` of a new factor follow from rows `m` of the sums. Matrices are rank x rank, the rest has rank numbers.
@@ -40,7 +41,7 @@ pub enum Rule {
         /// The matrix.
         matrix: Vec<f64>,
     },
-    /// Hierarchical alternating least squares: each column in turn takes its best values that are not negative, all others being fixed.
+    /// Hierarchical alternating least squares: each column in turn takes its best nonnegative values while the others are fixed.
     NonNegative {
         /// Inner products of the other modes' columns, with the ridge.
         gram: Vec<f64>,
@@ -53,17 +54,17 @@ pub enum Rule {
     },
 }
 
-/// What is known of a new factor.
+/// Facts about a new factor.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Gram {
     /// Inner products of its columns, rank x rank.
     pub gram: Vec<f64>,
-    /// Of each column: its inner product with the same column of the sums.
+    /// For each column, its inner product with the same column of the sums.
     pub inner: Vec<f64>,
 }
 
 impl Gram {
-    /// What a factor's parts add up to: the upper triangle stands for the lower.
+    /// The sums of a factor's parts. The upper triangle stands for the lower.
     fn of(mut gram: Vec<f64>, rank: usize) -> Self {
         let inner = gram.split_off(rank * rank);
         for (r, q) in (0..rank).flat_map(|r| (0..r).map(move |q| (r, q))) {
@@ -78,12 +79,12 @@ pub(super) fn parts(rows: usize, rank: usize) -> usize {
     (rows / (4 * rank).max(256)).clamp(1, PARTS)
 }
 
-/// Numbers of a part but the last, which may have fewer.
+/// Numbers of a part; the last may have fewer.
 pub(super) fn part_numbers(rows: usize, rank: usize) -> usize {
     rows.div_ceil(parts(rows, rank)) * rank
 }
 
-/// Bytes that an update holds, or [`super::extended::gram`].
+/// Bytes that an update or [`super::extended::gram`] holds.
 #[must_use]
 pub fn host_bytes(rows: usize, rank: usize) -> u64 {
     (parts(rows, rank) * (rank + rank.max(ROWS) + 1) * rank * size_of::<f64>()) as u64
@@ -91,7 +92,7 @@ pub fn host_bytes(rows: usize, rank: usize) -> u64 {
 
 /// Makes `factor` from the members' `sums`, which have its shape and are zero afterwards, by `rule`.
 ///
-/// What is stored is rounded to `T`; the Gram matrix is that of what is stored.
+/// The factor is rounded to `T`, and the Gram matrix is that of the rounded factor.
 pub fn update<T: Real>(
     sums: &mut [f64],
     factor: &mut Matrix<T>,
@@ -128,10 +129,10 @@ pub fn gram<T: Real>(factor: &Matrix<T>) -> Vec<f64> {
     Gram::of(sum(parts, rank * (rank + 1)), rank).gram
 }
 
-/// What is added up of a part's rows.
+/// The sums of a part's rows.
 struct FactorPart {
     rank: usize,
-    /// Inner products of the columns, rank x rank, of which the lower triangle is not used, and theirs with the sums'.
+    /// Inner products of the columns, rank x rank, in the upper triangle, and of the columns with those of the sums.
     gram: Vec<f64>,
     /// [`ROWS`] rows.
     block: Vec<f64>,
@@ -147,6 +148,10 @@ impl FactorPart {
         for (sums, rows) in sums.chunks_mut(ROWS * rank).zip(rows.chunks_mut(ROWS * rank)) {
             let new = &mut self.block[..rows.len()];
             match rule {
+                Rule::Linear { matrix } if is_small(rank) => {
+                    let strides = [rank, 1];
+                    simd.dispatch(Product { rank, a: sums, strides, b: matrix, c: new, adds_upper: false });
+                }
                 Rule::Linear { matrix } => {
                     let matrix = MatRef::from_row_major_slice(matrix, rank, rank);
                     let sums = MatRef::from_row_major_slice(sums, rows.len() / rank, rank);
@@ -158,8 +163,8 @@ impl FactorPart {
                     simd.dispatch(Descend { sums, rows, gram, scales, new });
                 }
             }
-            simd.dispatch(StoreRows { sums, rows, new, inner: &mut self.gram[rank * rank..] });
-            self.add_gram(rows.len());
+            let kept = simd.dispatch(StoreRows { sums, rows, new, inner: &mut self.gram[rank * rank..] });
+            self.add_gram(kept * rank);
         }
     }
 
@@ -172,6 +177,12 @@ impl FactorPart {
 
     /// Adds the products of the columns of the rows in the first `n` numbers of the block.
     fn add_gram(&mut self, n: usize) {
+        let rank = self.rank;
+        if is_small(rank) {
+            let (x, c) = (&self.block[..n], &mut self.gram[..rank * rank]);
+            let product = Product { rank, a: x, strides: [1, rank], b: x, c, adds_upper: true };
+            return pulp::Arch::new().dispatch(product);
+        }
         let rows = MatRef::from_row_major_slice(&self.block[..n], n / self.rank, self.rank);
         triangular::matmul(
             MatMut::from_row_major_slice_mut(&mut self.gram[..self.rank * self.rank], self.rank, self.rank),
@@ -187,8 +198,8 @@ impl FactorPart {
     }
 }
 
-/// Stores `new` rows in `rows`, rounded, and leaves them rounded; adds their products with `sums`, which are zero afterwards, to
-/// `inner`.
+/// Stores `new` rows in `rows`, rounded, and leaves them rounded, those that are not zero first: their number is returned. Adds their
+/// products with `sums`, which are zero afterwards, to `inner`.
 struct StoreRows<'a, T> {
     sums: &'a mut [f64],
     rows: &'a mut [T],
@@ -198,21 +209,30 @@ struct StoreRows<'a, T> {
 
 /// Compiled for the machine's vectors. `backend::host` explains why it is not a closure.
 impl<T: Real> pulp::WithSimd for StoreRows<'_, T> {
-    type Output = ();
+    type Output = usize;
 
     #[inline(always)]
-    fn with_simd<S: pulp::Simd>(self, _: S) {
+    fn with_simd<S: pulp::Simd>(self, _: S) -> usize {
         let Self { sums, rows, new, inner } = self;
-        let rank = inner.len();
-        let all =
-            sums.chunks_exact_mut(rank).zip(rows.chunks_exact_mut(rank)).zip(new.chunks_exact_mut(rank));
-        for ((m, a), new) in all {
-            for (((m, a), new), inner) in m.iter_mut().zip(a).zip(new).zip(&mut *inner) {
+        let (rank, mut kept) = (inner.len(), 0);
+        for (i, (m, a)) in sums.chunks_exact_mut(rank).zip(rows.chunks_exact_mut(rank)).enumerate() {
+            let row = &mut new[i * rank..][..rank];
+            // Rows without nonzeros, of which long modes have many.
+            if row.iter().chain(&*m).all(|&x| x == 0.0) {
+                a.iter_mut().zip(row).for_each(|(a, new)| *a = T::nearest(*new));
+                continue;
+            }
+            for (((m, a), new), inner) in m.iter_mut().zip(a).zip(row).zip(&mut *inner) {
                 *a = T::nearest(*new);
                 *new = a.widen();
                 *inner += std::mem::take(m) * *new;
             }
+            if kept < i {
+                new.copy_within(i * rank..(i + 1) * rank, kept * rank);
+            }
+            kept += 1;
         }
+        kept
     }
 }
 
@@ -261,7 +281,7 @@ fn descend<T: Real>(m: &[f64], a: &[T], gram: &[f64], scales: [&[f64]; 3], new: 
         let mut change = 0.0;
         for (r, (m, s)) in m.iter().zip(of_sums).enumerate() {
             let gram = &gram[r * rank..][..rank];
-            // A column of zeros that was given: nothing is known of it.
+            // A given column of zeros, about which nothing is known.
             let better = if gram[r] > 0.0 { new[r] + (m * s - dot(gram, new)) / gram[r] } else { 0.0 };
             let x = better.max(0.0);
             change += (x - new[r]) * (x - new[r]);
@@ -328,7 +348,7 @@ mod tests {
         assert_eq!(run(1), run(3));
     }
 
-    /// After many sweeps no column can be bettered: where it is positive the slope is zero, where it is zero the
+    /// After many sweeps no column can be improved: if a number is positive, the slope is zero; if it is zero, the
     /// slope points down.
     #[test]
     fn hals_ends_where_nothing_can_be_bettered() {

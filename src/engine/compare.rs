@@ -14,9 +14,9 @@ use std::path::{Path, PathBuf};
 #[derive(Debug)]
 pub(crate) struct InFormat {
     pub name: &'static str,
-    /// The store; or why there is none.
+    /// The store, or why it could not be made.
     pub store: std::result::Result<Store, String>,
-    /// Seconds in which it was packed; `None` for a store that was there.
+    /// Seconds that packing took; `None` if the store existed.
     pub build_seconds: Option<f64>,
 }
 

@@ -23,7 +23,7 @@ use crate::op::mttkrp::{cuda::DeviceMttkrp, serving_view};
 use crate::store::{Manifest, Store};
 use std::ops::ControlFlow;
 
-/// Is called after each iteration: see [`Engine::cp_als_each`].
+/// A callback after each iteration: see [`Engine::cp_als_each`].
 pub(crate) type EachIteration<'a> = dyn Fn(u32, &Iteration) -> Result<ControlFlow<()>> + Sync + 'a;
 
 /// The options of a CP decomposition.
@@ -98,17 +98,22 @@ impl Cp {
 
     fn check(&self) -> Result<()> {
         super::mttkrp::check_rank(self.settings.rank)?;
-        let is_amount = |x: f64| x >= 0.0 && x.is_finite();
-        if is_amount(self.tol) && is_amount(self.settings.ridge) && self.max_iters > 0 && self.starts > 0 {
-            return Ok(());
+        for (name, amount) in [("tol", self.tol), ("ridge", self.settings.ridge)] {
+            if !(amount >= 0.0 && amount.is_finite()) {
+                return Err(Error::request(format!("`{name}` {amount}: give a finite number, 0 or more")));
+            }
         }
-        let what = "tolerance and ridge are finite and not negative, iterations and starts at least 1";
-        Err(Error::request(format!("{what}: {self:?}")))
+        for (name, count) in [("max_iters", self.max_iters), ("starts", self.starts)] {
+            if count == 0 {
+                return Err(Error::request(format!("`{name}` 0: give 1 or more")));
+            }
+        }
+        Ok(())
     }
 }
 
 impl<'a> Demand<'a> {
-    /// What a decomposition of `starts` starts with `max_iters` iterations at most asks for; `modes` are all.
+    /// What a decomposition needs, with `starts` starts of at most `max_iters` iterations. `modes` are all modes.
     #[must_use]
     pub fn cp_als<T: Real>(
         manifest: &Manifest,
@@ -119,14 +124,14 @@ impl<'a> Demand<'a> {
     ) -> Self {
         let shape = &manifest.shape;
         let factors = factor_bytes::<T>(shape, rank);
-        // The earlier starts' factors, besides those of the present one.
+        // Factors of the earlier starts, besides those of the current one.
         let earlier = factors.saturating_mul(starts.saturating_sub(1).into());
         let matching = if starts > 1 { match_bytes(shape, rank) } else { 0 };
         let held = earlier + matching + solve::host_bytes(shape.order(), rank, starts);
         Self {
             modes,
             rank,
-            // Each iteration is several passes: what stays in memory pays from the first on.
+            // An iteration makes several passes, so keeping data in memory pays even in the first.
             passes: starts.saturating_mul(max_iters).max(2),
             mode_sorted: ModeSortedDemand::new::<T>(manifest, modes, rank, threads, true),
             on_cpu: host_bytes::<T>(manifest, rank, threads) + decoded_bytes(shape.order(), threads) + held,
@@ -187,7 +192,7 @@ impl Engine {
         self.prepare_cp_als(store, cp, self.plan_cp_als::<T>(store, cp)?)?.cp_als_each(cp, factors, each)
     }
 
-    /// Allocates what `plan`, made by [`Engine::plan_cp_als`] for the same options, says. The session decomposes with at most that rank
+    /// Allocates what `plan` says, which [`Engine::plan_cp_als`] made for the same options. The session decomposes with at most that rank
     /// and that number of starts.
     pub fn prepare_cp_als<T: Real>(
         &self,
@@ -288,9 +293,9 @@ pub struct CpSession<T: Real> {
     /// What is used, and what was planned.
     plan: ExecutionPlan,
     planned: ExecutionPlan,
-    /// What it has room for.
+    /// The options that it has room for.
     most: Cp,
-    /// Where it runs, and what that was last made for; `None` once a call has failed.
+    /// Where it runs, and the options of the last call; `None` after a call has failed.
     at: Option<(Cp, Place<T>)>,
 }
 
@@ -378,7 +383,7 @@ impl<T: Real> CpSession<T> {
         Ok(outcome)
     }
 
-    /// Takes down what is used by now.
+    /// Records what is used now.
     fn settle(&mut self) {
         #[cfg(feature = "cuda")]
         if let Some((_, Place::Gpu(als))) = &self.at {

@@ -2,7 +2,7 @@
 
 use crate::op::mttkrp::ModeSortedDemand;
 
-/// What an operation asks of a machine.
+/// What an operation needs from a machine.
 #[derive(Clone, Copy, Debug)]
 pub struct Demand<'a> {
     /// Its modes, from 0.
@@ -11,14 +11,14 @@ pub struct Demand<'a> {
     pub rank: usize,
     /// How often each mode will be computed.
     pub passes: u32,
-    /// What mode-sorted copies would take besides, and save, on the CPU.
+    /// The memory that mode-sorted copies would need in addition on the CPU, and the time that they would save.
     pub mode_sorted: ModeSortedDemand,
-    /// Bytes of host memory that it holds where it runs on the CPU.
+    /// Bytes of host memory that it holds if it runs on the CPU.
     pub on_cpu: u64,
-    /// The same where it runs on a GPU.
+    /// The same if it runs on a GPU.
     pub beside_gpu: u64,
-    /// Bytes that are held when the passes have ended, where those are more.
+    /// Bytes that are held after the passes, if these are more.
     pub afterwards: u64,
-    /// Of a decomposition, in which a pass computes one of the modes, each in turn, and factors change in between: its starts.
+    /// The starts of a decomposition. Its passes compute one mode each, in turn, and factors change in between.
     pub starts: Option<u32>,
 }

@@ -3,9 +3,11 @@
 use super::demand::Demand;
 use super::gpu::{self, Gpu};
 use super::{Engine, machine};
-use crate::backend::device::{DeviceLimits, staging_bytes};
-use crate::backend::devices::{DevicePart, DevicesPlan, ExchangePlan, cut, scratch_bytes};
-use crate::backend::plan::DevicePlan;
+use crate::backend::device::{DeviceLimits, DeviceOrder, staging_bytes};
+use crate::backend::devices::{
+    DevicePart, DevicesPlan, Divide, ExchangePlan, ModeDivision, ModeForecast, cut, fastest, scratch_bytes,
+};
+use crate::backend::plan::{DevicePlan, ModeSeconds, RowCost, Share};
 use crate::dense::Real;
 use crate::error::{Error, Result};
 use crate::store::Store;
@@ -16,15 +18,17 @@ use std::ops::Range;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DeviceSet {
-    /// All that the driver lets the process see.
+    /// All that the driver shows to this process.
     All,
-    /// Those of these numbers, from 0. Their sums are added in this order.
+    /// The GPUs with these numbers, from 0. Their sums are added in this order.
     Only(Vec<usize>),
 }
 
-/// How often chunks are divided again by the predicted time of passes over the parts.
+/// Bytes of chunks that a device loads per second in a first pass: reading, checking and copying.
+const LOADED_PER_SECOND: f64 = 5e9;
+/// How many times chunks are divided again, by the predicted times of passes over the parts.
 const ROUNDS: usize = 4;
-/// Parts whose seconds differ by no more than this are equal.
+/// Parts whose seconds differ by no more than this count as equal.
 const EQUAL: f64 = 1.05;
 
 /// A device with its part of a store.
@@ -36,7 +40,7 @@ struct Part {
 }
 
 impl Engine {
-    /// The numbers of the GPUs that are to compute, if those are several.
+    /// The numbers of the GPUs that compute, if there are several.
     pub(crate) fn several(&self) -> Result<Option<Vec<usize>>> {
         let numbers = match &self.options().devices {
             None => return Ok(None),
@@ -49,7 +53,7 @@ impl Engine {
         Ok((numbers.len() > 1).then_some(numbers))
     }
 
-    /// The number of the GPU that computes where it is one.
+    /// The number of the GPU that computes, if there is only one.
     pub(crate) fn device_number(&self) -> usize {
         match &self.options().devices {
             Some(DeviceSet::Only(numbers)) if numbers.len() == 1 => numbers[0],
@@ -58,7 +62,7 @@ impl Engine {
         }
     }
 
-    /// An error where several GPUs are to compute, which this operation does not know.
+    /// An error if several GPUs are requested, because this operation uses only one.
     pub(crate) fn refuse_several(&self) -> Result<()> {
         match self.several()? {
             None => Ok(()),
@@ -68,8 +72,8 @@ impl Engine {
         }
     }
 
-    /// Plans passes on the GPUs of these numbers for an operation on factors: chunks are divided by what passes over them are expected to
-    /// take on each.
+    /// Plans passes on the GPUs with these numbers, for an operation on factors. Chunks are divided so that passes over them take the same
+    /// time on each.
     pub(super) fn plan_devices<T: Real>(
         &self,
         store: &Store,
@@ -77,12 +81,95 @@ impl Engine {
         numbers: &[usize],
         limits: &DeviceLimits,
     ) -> Result<(DevicesPlan, Vec<String>)> {
-        if limits.deterministic {
-            return Err(Error::request(
-                "`deterministic` results come from one GPU: each row is added up from the nonzeros that a device has, so that several \
-                 GPUs give other last bits than one; name one with `device`, or take `Device::Cpu`",
-            ));
+        let modes = |by| demand.modes.iter().map(|&mode| division(mode, by)).collect::<Vec<_>>();
+        match self.divide(limits)? {
+            Divide::Rows => {
+                let plan = self.plan_rows::<T>(store, demand, numbers, limits, modes(Divide::Rows))?;
+                Ok((plan, Vec::new()))
+            }
+            Divide::Auto
+                if demand.passes > 1 && matches!(limits.order, DeviceOrder::Auto | DeviceOrder::Target) =>
+            {
+                self.plan_fastest::<T>(store, demand, numbers, limits)
+            }
+            _ => self.plan_chunks::<T>(store, demand, numbers, limits, modes(Divide::Chunks)),
         }
+    }
+
+    /// Plans passes as they are expected to take the least time.
+    fn plan_fastest<T: Real>(
+        &self,
+        store: &Store,
+        demand: &Demand<'_>,
+        numbers: &[usize],
+        limits: &DeviceLimits,
+    ) -> Result<(DevicesPlan, Vec<String>)> {
+        let (gpus, manifest, count) = (self.gpus(numbers)?, store.manifest(), numbers.len());
+        let by = gpu::exchange(&gpus)?.0;
+        let matrix =
+            |mode: usize, width: usize| f64::from(manifest.shape.dims()[mode]) * (demand.rank * width) as f64;
+        let mode = |(&mode, seconds): (&usize, ModeSeconds)| {
+            let longest = manifest.longest_row_bounds[mode] as f64 / manifest.nnz.max(1) as f64;
+            ModeForecast::new(&seconds, count, longest.min(1.0), matrix(mode, size_of::<f64>()), by)
+        };
+        let modes: Vec<_> =
+            demand.modes.iter().zip(gpu::seconds::<T>(&gpus[0], store, demand)?).map(mode).collect();
+        // Chunks that other devices would load.
+        let bytes: u64 = manifest.chunks.iter().map(|chunk| chunk.image_bytes).sum();
+        let loading = bytes as f64 * (1.0 - 1.0 / count as f64) / LOADED_PER_SECOND;
+        let (by_rows, seconds) = fastest(&modes, demand.passes, loading);
+        let divisions = |by_rows: &[usize]| {
+            let division = |(at, &mode): (usize, &usize)| {
+                let by = if by_rows.contains(&at) { Divide::Rows } else { Divide::Chunks };
+                ModeDivision { why: modes[at].text(), ..division(mode, by) }
+            };
+            demand.modes.iter().enumerate().map(division).collect::<Vec<_>>()
+        };
+        // Of a decomposition, devices update their rows and gather those of others.
+        let rows: f64 = demand.modes.iter().map(|&mode| matrix(mode, size_of::<T>())).sum();
+        let (part, updated) = (1.0 / count as f64, 4.0 * rows / memory_rate(gpu::memory_rate(&gpus[0])));
+        let more = if demand.starts.is_some() {
+            rows * (1.0 - part) / by.bytes_per_second() - updated * (1.0 - part)
+        } else {
+            0.0
+        };
+        let one: f64 = modes.iter().map(|mode| mode.one).sum();
+        if one < seconds + more {
+            let (plan, mut notes) =
+                self.plan_chunks::<T>(store, demand, &numbers[..1], limits, divisions(&[]))?;
+            let ms = |seconds: f64| seconds * 1e3;
+            notes.push(format!(
+                "one of {count} GPUs computes: {:.2} ms a pass, {:.2} ms on all; `divide` makes all compute",
+                ms(one),
+                ms(seconds + more)
+            ));
+            return Ok((plan, notes));
+        }
+        if !by_rows.is_empty() {
+            match self.plan_rows::<T>(store, demand, numbers, limits, divisions(&by_rows)) {
+                Ok(plan) => return Ok((plan, Vec::new())),
+                // They have no room for all chunks.
+                Err(Error::Request(why)) => {
+                    let (plan, mut notes) =
+                        self.plan_chunks::<T>(store, demand, numbers, limits, divisions(&[]))?;
+                    notes.push(format!("rows are not divided: {why}"));
+                    return Ok((plan, notes));
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        self.plan_chunks::<T>(store, demand, numbers, limits, divisions(&[]))
+    }
+
+    /// Plans passes that divide chunks.
+    fn plan_chunks<T: Real>(
+        &self,
+        store: &Store,
+        demand: &Demand<'_>,
+        numbers: &[usize],
+        limits: &DeviceLimits,
+        modes: Vec<ModeDivision>,
+    ) -> Result<(DevicesPlan, Vec<String>)> {
         let (nnz, mut notes) = (of_chunks(store), Vec::new());
         let count = numbers.len().min(nnz.len());
         if count < numbers.len() {
@@ -97,7 +184,7 @@ impl Engine {
         let limits = DeviceLimits { host_memory: limits.host_memory / count as u64, ..*limits };
         let plan_part = |(gpu, chunks): (&Gpu, Range<usize>)| -> Result<Part> {
             let part = store.of_chunks(chunks.clone());
-            let plan = gpu::plan_part::<T>(gpu, &part, demand, &limits, scratch_bytes)?;
+            let plan = gpu::plan_part::<T>(gpu, &part, demand, &limits, (scratch_bytes, None))?;
             let seconds = pass_seconds::<T>(&plan, &part, demand);
             Ok(Part { chunks, store: part, plan, seconds })
         };
@@ -124,18 +211,57 @@ impl Engine {
                 break;
             }
         }
-        let parts = best.unwrap_or_default();
-        let sums: u64 = rows.map(|rows| (rows * demand.rank * size_of::<f64>()) as u64).sum();
-        // Of a decomposition rows of the factors come back besides.
-        let returned = if demand.starts.is_some() { sums / 8 * size_of::<T>() as u64 } else { 0 };
-        let (by, why) = gpu::exchange(&gpus)?;
-        let bytes = (sums + returned) / count as u64 * (count as u64 - 1);
-        let exchange = ExchangePlan { by, why, bytes, scratch_bytes };
-        let parts = self.host_parts(store, parts, demand)?;
-        Ok((DevicesPlan { parts, exchange }, notes))
+        let exchange = exchange::<T>(&gpus, store, demand, &modes, scratch_bytes)?;
+        let parts = self.host_parts(store, best.unwrap_or_default(), demand)?;
+        Ok((DevicesPlan { parts, exchange, modes }, notes))
     }
 
-    /// Plans the host's side of each part: what is allowed is shared out evenly.
+    /// How several GPUs divide the work, as the options say.
+    fn divide(&self, limits: &DeviceLimits) -> Result<Divide> {
+        match self.options().divide {
+            Divide::Chunks if limits.deterministic => Err(Error::request(
+                "`deterministic` results of several GPUs come from ranges of rows: each row is added up by one GPU; take `Divide::Rows`",
+            )),
+            _ if limits.deterministic => Ok(Divide::Rows),
+            divide => Ok(divide),
+        }
+    }
+
+    /// Plans passes that divide some modes by rows.
+    fn plan_rows<T: Real>(
+        &self,
+        store: &Store,
+        demand: &Demand<'_>,
+        numbers: &[usize],
+        limits: &DeviceLimits,
+        modes: Vec<ModeDivision>,
+    ) -> Result<DevicesPlan> {
+        let (gpus, count) = (self.gpus(numbers)?, numbers.len());
+        let limits = DeviceLimits { host_memory: limits.host_memory / count as u64, ..*limits };
+        let (nnz, cost) =
+            (of_chunks(store), RowCost::of(store.manifest().shape.order(), demand.starts.is_some()));
+        let rates: Vec<f64> = gpus.iter().map(|gpu| memory_rate(gpu::memory_rate(gpu))).collect();
+        let total: f64 = rates.iter().sum();
+        let end = |number: usize| rates[..number].iter().sum::<f64>() / total;
+        let shares: Vec<f64> = rates.iter().map(|rate| rate / total).collect();
+        let all = 0..nnz.len();
+        let by = |by| modes.iter().filter(move |mode| mode.by == by).map(|mode| mode.mode - 1);
+        let by_rows: Vec<usize> = by(Divide::Rows).collect();
+        let added = by(Divide::Chunks).map(|mode| store.manifest().shape.dims()[mode] as usize);
+        let scratch = added.map(|rows| scratch_bytes(rows, demand.rank, count)).max().unwrap_or(0);
+        let part = |(number, (gpu, chunks)): (usize, (&Gpu, Range<usize>))| -> Result<Part> {
+            let to = if number + 1 == count { 1.0 } else { end(number + 1) };
+            let share = Share { from: end(number), to, cost, by_rows: by_rows.clone(), chunks };
+            let plan = gpu::plan_part::<T>(gpu, store, demand, &limits, (scratch, Some(share)))?;
+            let seconds = pass_seconds::<T>(&plan, store, demand) * shares[number];
+            Ok(Part { chunks: all.clone(), store: store.of_chunks(all.clone()), plan, seconds })
+        };
+        let parts = gpus.iter().zip(cut(&nnz, &shares)).enumerate().map(part).collect::<Result<Vec<_>>>()?;
+        let exchange = exchange::<T>(&gpus, store, demand, &modes, scratch)?;
+        Ok(DevicesPlan { parts: self.host_parts(store, parts, demand)?, exchange, modes })
+    }
+
+    /// Plans the host memory of each part. All parts get the same share of the limit.
     fn host_parts(&self, store: &Store, parts: Vec<Part>, demand: &Demand<'_>) -> Result<Vec<DevicePart>> {
         let (options, count) = (self.options(), parts.len());
         let limits = self.limits(demand.passes);
@@ -169,7 +295,7 @@ impl Engine {
             Ok(DevicePart { chunks, nnz: own.manifest().nnz, seconds, host, device: plan })
         };
         let mut made = parts.into_iter().map(part).collect::<Result<Vec<DevicePart>>>()?;
-        // One process reads all of it in one way.
+        // All parts are read in the same way, with or without the page cache.
         let direct = made.iter().any(|part| part.host.direct_reads) || reads_past(store, operation, &limits);
         for part in &mut made {
             part.host.direct_reads = direct;
@@ -177,7 +303,7 @@ impl Engine {
         Ok(made)
     }
 
-    /// What all parts use of the host together.
+    /// The host memory of all parts together.
     pub(super) fn host_of_all(&self, plan: &DevicesPlan, demand: &Demand<'_>) -> Result<Plan> {
         let hosts = || plan.parts.iter().map(|part| &part.host);
         let program = program_bytes(self.threads());
@@ -208,37 +334,62 @@ impl Engine {
         })
     }
 
-    /// What copies may take of host memory beside all else.
+    /// The host memory that copies may use besides everything else.
     pub(super) fn host_room(&self) -> u64 {
         self.options().memory.unwrap_or_else(|| machine::available_memory() / 2)
     }
+}
+
+/// `mode`, from 0, divided in the only way that there is.
+fn division(mode: usize, by: Divide) -> ModeDivision {
+    ModeDivision { mode: mode + 1, by, why: String::new() }
+}
+
+/// How `gpus` exchange rows of modes that are divided so.
+fn exchange<T: Real>(
+    gpus: &[Gpu],
+    store: &Store,
+    demand: &Demand<'_>,
+    modes: &[ModeDivision],
+    scratch_bytes: u64,
+) -> Result<ExchangePlan> {
+    let (by, why) = gpu::exchange(gpus)?;
+    let elements =
+        |mode: &ModeDivision| u64::from(store.manifest().shape.dims()[mode.mode - 1]) * demand.rank as u64;
+    let added = modes.iter().filter(|mode| mode.by != Divide::Rows).map(elements).sum::<u64>();
+    // Of a decomposition rows of the factors come back besides.
+    let returned = if demand.starts.is_some() { modes.iter().map(elements).sum() } else { 0 };
+    let all = added * size_of::<f64>() as u64 + returned * size_of::<T>() as u64;
+    let bytes = all / gpus.len() as u64 * (gpus.len() as u64 - 1);
+    Ok(ExchangePlan { by, why, bytes, scratch_bytes })
 }
 
 fn of_chunks(store: &Store) -> Vec<u64> {
     store.manifest().chunks.iter().map(|chunk| chunk.nnz).collect()
 }
 
-/// Whether files are read past the page cache, because it could not hold them all.
+/// Whether files are read without the page cache, because it could not hold all of them.
 fn reads_past(store: &Store, operation: u64, limits: &Limits) -> bool {
     let bytes: u64 = store.manifest().chunks.iter().map(|chunk| chunk.file_bytes).sum();
     bytes.saturating_add(operation) > limits.available
 }
 
-/// Bytes of host memory for this many GPUs. Each transfers factors and results through its own buffers.
+/// Bytes of host memory for this number of GPUs. Each transfers factors and results through its own buffers.
 pub(super) fn beside(demand: &Demand<'_>, devices: usize) -> u64 {
     demand.beside_gpu + staging_bytes(demand.beside_gpu) * (devices as u64).saturating_sub(1)
 }
 
-/// Seconds that one of the later passes over a device's part takes at least, by its link and its memory: parts are held against each other
-/// by these.
+/// A lower bound for the seconds of a later pass over a device's part, from the speed of its link and memory. Parts are compared
+/// by this number.
 fn pass_seconds<T>(plan: &DevicePlan, part: &Store, demand: &Demand<'_>) -> f64 {
-    /// Where the driver does not tell what the memory moves, as it does of no device or of all.
-    const MEMORY: f64 = 3.35e12;
     let link = if demand.passes > 1 { plan.later_pass } else { plan.first_pass };
     let order = part.manifest().shape.order();
     let modes = if demand.starts.is_some() { 1 } else { demand.modes.len() };
     let rows = part.manifest().nnz as f64 * (modes * (order - 1) * demand.rank * size_of::<T>()) as f64;
-    let told = plan.device.memory_bytes_per_second;
-    let memory = if told > 0.0 && told.is_finite() { told } else { MEMORY };
-    link.seconds.max(rows / memory)
+    link.seconds.max(rows / memory_rate(plan.device.memory_bytes_per_second))
+}
+
+/// Bytes per second that a device's memory moves, if the driver reports it; it does so for no device or for all.
+fn memory_rate(reported: f64) -> f64 {
+    if reported > 0.0 && reported.is_finite() { reported } else { 3.35e12 }
 }

@@ -1,9 +1,9 @@
-//! The GPU of an engine. Without the feature `cuda` there is none, and nothing else has to know.
+//! The GPU of an engine. Without the feature `cuda` there is none, and no other module depends on that.
 
 use super::demand::Demand;
 use crate::backend::device::DeviceLimits;
 use crate::backend::devices::Exchange;
-use crate::backend::plan::DevicePlan;
+use crate::backend::plan::{DevicePlan, ModeSeconds, Share};
 use crate::dense::Real;
 use crate::error::Result;
 use crate::store::{Manifest, Store};
@@ -15,7 +15,7 @@ pub(crate) use crate::backend::cuda::driver::is_installed;
 #[cfg(feature = "cuda")]
 pub(crate) type Gpu = std::sync::Arc<crate::backend::cuda::driver::Device>;
 
-/// There is none.
+/// There is no GPU.
 #[cfg(not(feature = "cuda"))]
 #[derive(Clone, Debug)]
 pub(crate) struct Gpu;
@@ -37,7 +37,7 @@ pub(crate) fn is_installed() -> bool {
     false
 }
 
-/// Opens the GPU of this number.
+/// Opens the GPU with this number.
 #[cfg(feature = "cuda")]
 pub(super) fn open(number: usize) -> Result<Gpu> {
     crate::backend::cuda::driver::Device::open(number)
@@ -48,7 +48,18 @@ pub(super) fn open(_number: usize) -> Result<Gpu> {
     none()
 }
 
-/// How many there are.
+/// Bytes per second that its memory moves; 0 if the driver does not report it.
+#[cfg(feature = "cuda")]
+pub(super) fn memory_rate(gpu: &Gpu) -> f64 {
+    gpu.facts.memory_bytes_per_second
+}
+
+#[cfg(not(feature = "cuda"))]
+pub(super) fn memory_rate(_gpu: &Gpu) -> f64 {
+    0.0
+}
+
+/// The number of GPUs.
 #[cfg(feature = "cuda")]
 pub(super) fn count() -> Result<usize> {
     crate::backend::cuda::driver::Device::count()
@@ -59,7 +70,7 @@ pub(super) fn count() -> Result<usize> {
     none()
 }
 
-/// How rows get from device to device, and why so.
+/// How rows are transferred between devices, and why.
 #[cfg(feature = "cuda")]
 pub(super) fn exchange(gpus: &[Gpu]) -> Result<(Exchange, String)> {
     crate::backend::cuda::devices::exchange(gpus)
@@ -70,39 +81,59 @@ pub(super) fn exchange(_gpus: &[Gpu]) -> Result<(Exchange, String)> {
     none()
 }
 
-/// Plans what an operation on factors uses of a GPU.
+/// Plans an operation on factors on a GPU.
 pub(super) fn plan<T: Real>(
     gpu: &Gpu,
     store: &Store,
     demand: &Demand<'_>,
     limits: &DeviceLimits,
 ) -> Result<DevicePlan> {
-    plan_part::<T>(gpu, store, demand, limits, 0)
+    plan_part::<T>(gpu, store, demand, limits, (0, None))
 }
 
-/// The same of one of several GPUs, which takes `more` bytes of its memory for what others send.
+/// The same of one of several GPUs, which takes `more` bytes of its memory for what others send, and has a share of the rows if all hold
+/// all chunks.
 #[cfg(feature = "cuda")]
 pub(super) fn plan_part<T: Real>(
     gpu: &Gpu,
     store: &Store,
     demand: &Demand<'_>,
     limits: &DeviceLimits,
-    more: u64,
+    (more, share): (u64, Option<Share>),
 ) -> Result<DevicePlan> {
-    use crate::{decomp, op};
     check_formats(store)?;
-    let Demand { modes, rank, starts, .. } = *demand;
-    let shape = &store.manifest().shape;
-    let mut operation = if starts.is_some() {
-        decomp::cuda::operation::<T>(shape, rank, gpu.facts.multiprocessors as usize)
-    } else {
-        op::mttkrp::cuda::operation::<T>(shape, modes, rank)
-    };
+    let mut operation = operation::<T>(gpu, store, demand);
     operation.bytes += more;
+    operation.share = share;
     crate::backend::cuda::plan(gpu, store, operation, limits)
 }
 
-/// An error unless kernels read all that is read of `store`.
+#[cfg(feature = "cuda")]
+fn operation<T: Real>(gpu: &Gpu, store: &Store, demand: &Demand<'_>) -> crate::backend::plan::Operation {
+    use crate::{decomp, op};
+    let Demand { modes, rank, starts, .. } = *demand;
+    let shape = &store.manifest().shape;
+    if starts.is_some() {
+        decomp::cuda::operation::<T>(shape, rank, gpu.facts.multiprocessors as usize)
+    } else {
+        op::mttkrp::cuda::operation::<T>(shape, modes, rank)
+    }
+}
+
+/// Estimated times of each mode, if the GPU has all of `store`.
+#[cfg(feature = "cuda")]
+pub(super) fn seconds<T: Real>(gpu: &Gpu, store: &Store, demand: &Demand<'_>) -> Result<Vec<ModeSeconds>> {
+    check_formats(store)?;
+    crate::backend::cuda::plan::seconds(&gpu.facts, store, &operation::<T>(gpu, store, demand))
+}
+
+#[cfg(not(feature = "cuda"))]
+#[expect(clippy::extra_unused_type_parameters, reason = "as it is with a GPU")]
+pub(super) fn seconds<T: Real>(_: &Gpu, _: &Store, _: &Demand<'_>) -> Result<Vec<ModeSeconds>> {
+    none()
+}
+
+/// An error unless kernels can read all chunks of `store`.
 #[cfg(feature = "cuda")]
 fn check_formats(store: &Store) -> Result<()> {
     use crate::error::Error;
@@ -154,7 +185,7 @@ pub(super) fn plan_ttm<T: Real>(
     none()
 }
 
-/// Plans what SpTTMc of `modes` uses of a GPU, with factors of `ranks` columns.
+/// Plans SpTTMc of `modes` on a GPU, with factors of `ranks` columns.
 #[cfg(feature = "cuda")]
 pub(super) fn plan_ttmc<T: Real>(
     gpu: &Gpu,
@@ -185,7 +216,7 @@ pub(super) fn plan_part<T: Real>(
     _: &Store,
     _: &Demand<'_>,
     _: &DeviceLimits,
-    _: u64,
+    _: (u64, Option<Share>),
 ) -> Result<DevicePlan> {
     none()
 }

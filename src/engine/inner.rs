@@ -8,20 +8,20 @@ use crate::op::inner::{Inner, Norm, Part, sums_bytes};
 use crate::store::Store;
 use crate::stream::{Limits, PassReport, Plan};
 
-/// Nonzeros of a part, at least.
+/// The least nonzeros of a part.
 const PART_NNZ_MIN: u64 = 1 << 16;
 
-/// What an inner product will use.
+/// The plan of an inner product.
 #[derive(Clone, Debug)]
 pub(crate) struct InnerPlan {
     pub uses: ExecutionPlan,
-    /// Passes over the store whose parts are held, and over the other.
+    /// The passes over the store whose parts are held in memory, and over the other.
     pub passes: u64,
     /// Nonzeros of a part.
     room: u64,
-    /// Whether the first of the two stores is the one whose parts are held: the one with fewer nonzeros.
+    /// Whether parts of the first store are held, which then has fewer nonzeros.
     first: bool,
-    /// Of a pass over the other.
+    /// The plan of a pass over the other store.
     other: Plan,
 }
 
@@ -96,7 +96,7 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// [`Error::Request`] where dims differ and where products exceed all numbers; what reading the stores gives.
+    /// [`Error::Request`] if dims differ or a product overflows; errors of reading the stores.
     pub fn inner(&self, a: &Store, b: &Store) -> Result<f64> {
         let plan = self.settle_inner(a, b)?;
         Ok(self.run_inner([a, b], &plan)?.number)
@@ -106,7 +106,7 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// [`Error::Request`] where dims differ and where the memory does not suffice.
+    /// [`Error::Request`] if dims differ or memory is too small.
     pub fn plan_inner(&self, a: &Store, b: &Store) -> Result<ExecutionPlan> {
         Ok(self.settle_inner(a, b)?.uses)
     }
@@ -134,7 +134,7 @@ impl Engine {
         let nnz = part.manifest().nnz;
         let room = (free / size as u64).max(PART_NNZ_MIN).min(nnz);
         let bytes = held + room * size as u64 + decoded;
-        // One pass over each part's store brings it, one over the other store is held against it.
+        // For each part, one pass over its store loads it, and one over the other store multiplies by it.
         let plan = |store| self.plan_host(store, bytes, &Limits { less: "", ..self.limits(1) });
         let uses = ExecutionPlan {
             host: plan(part)?,

@@ -8,8 +8,8 @@ pub fn processors() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// Bytes of memory that are available now: to this machine, to the control groups that this process is in (containers, batch jobs), and within the
-/// process's own limits (`ulimit -v` and `-d`); a large number where the system does not say.
+/// Bytes of memory that are available now: in this machine, in the control groups of this process (containers, batch jobs), and within the
+/// process's own limits (`ulimit -v` and `-d`); a large number if the system does not say.
 pub fn available_memory() -> u64 {
     let text = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
     let machine = kib(&text("/proc/meminfo"), "MemAvailable:").unwrap_or(u64::MAX / 2);
@@ -18,14 +18,14 @@ pub fn available_memory() -> u64 {
     [groups, limits].into_iter().flatten().fold(machine, u64::min)
 }
 
-/// Bytes that the line of a file in `/proc` says which begins with `name`.
+/// The bytes in the line that begins with `name`, of a file in `/proc`.
 fn kib(text: &str, name: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix(name));
     line?.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// Bytes that the limits of this process leave, without what its threads may reserve beside what they take; `status` is what
-/// `/proc/self/status` says.
+/// Bytes that the limits of this process leave, less the address space that its threads may reserve. `status` is the text of
+/// `/proc/self/status`.
 fn limits_memory(status: &str, limit: impl Fn(Resource) -> Option<u64>) -> Option<u64> {
     let left = |resource, taken: &str| {
         let taken = kib(status, taken).unwrap_or(0);
@@ -35,7 +35,7 @@ fn limits_memory(status: &str, limit: impl Fn(Resource) -> Option<u64>) -> Optio
     Some(left - left / 4)
 }
 
-/// What a control group's files and the lines of its `memory.stat` are called.
+/// The names of a control group's files, and of lines in its `memory.stat`.
 struct GroupNames {
     limit: &'static str,
     used: &'static str,
@@ -53,8 +53,8 @@ const V1: GroupNames = GroupNames {
 const V2: GroupNames =
     GroupNames { limit: "memory.max", used: "memory.current", cached: ["inactive_file", "active_file"] };
 
-/// Bytes that control groups leave: the least of any above this process. `groups` is what `/proc/self/cgroup` says, a group of a hierarchy a line
-/// (number:controllers:path); the hierarchies lie below `root`.
+/// Bytes that control groups leave: the least of all groups above this process. `groups` is the text of `/proc/self/cgroup`, with a line per hierarchy
+/// (number:controllers:path). The hierarchies are below `root`.
 fn groups_memory(root: &Path, groups: &str) -> Option<u64> {
     let least = |line: &str| {
         let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
@@ -82,7 +82,7 @@ fn group_memory(dir: &Path, names: &GroupNames) -> Option<u64> {
     Some(limit.saturating_sub(used.saturating_sub(cached)))
 }
 
-/// Where this user's programs keep what they can make again: `$XDG_CACHE_HOME/blco` or `~/.cache/blco`.
+/// The directory where this user's programs keep what they can make again: `$XDG_CACHE_HOME/blco` or `~/.cache/blco`.
 pub fn cache_directory() -> Option<PathBuf> {
     let absolute = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let base = absolute("XDG_CACHE_HOME").or_else(|| absolute("HOME").map(|home| home.join(".cache")))?;

@@ -1,4 +1,4 @@
-//! Several processes: each one's share of a store, and what those do that do not conduct.
+//! Several processes: the share of a store that each gets, and what all but process 0 do.
 
 use super::{Demand, Device, Engine, ExecutionPlan};
 use crate::backend::devices::cut;
@@ -11,12 +11,12 @@ use crate::store::Store;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
-/// What rank 0 tells the others.
+/// What process 0 tells the others.
 #[derive(Debug, Serialize, Deserialize)]
 enum Message {
-    /// Prepare an operation on factors in f32 or f64, and forget any before.
+    /// Prepare an operation on factors in f32 or f64, in place of an earlier one.
     Prepare { rank: usize, single: bool, cp: Option<(u32, u32)> },
-    /// A step of what was prepared.
+    /// A step of the prepared operation.
     #[serde(untagged)]
     Step(Order),
 }
@@ -25,7 +25,7 @@ enum Message {
 #[derive(Debug, Serialize, Deserialize, PartialEq)]
 struct End(bool);
 
-/// What was prepared, in either precision.
+/// The prepared operation, in either precision.
 enum Prepared {
     F64(Box<MembersAls<f64>>),
     F32(Box<MembersAls<f32>>),
@@ -36,25 +36,25 @@ impl Engine {
         self.inner.members.as_ref()
     }
 
-    /// This process's share of `store`, if several compute: consecutive chunks with about the same number of nonzeros for each.
+    /// This process's share of `store`, if there are several: consecutive chunks. All shares have about the same number of nonzeros.
     pub(super) fn share(&self, store: &Store) -> Result<Option<Store>> {
         let Some(group) = self.members() else { return Ok(None) };
         let options = self.options();
         if options.device == Device::Cuda || options.devices.is_some() {
-            return Err(Error::request("several ranks compute on their CPUs; take `Device::Cpu`"));
+            return Err(Error::request("several processes compute on their CPUs; take `Device::Cpu`"));
         }
         if options.deterministic {
             return Err(Error::request(
-                "several ranks give other last bits than one; run one process for `deterministic` results",
+                "several processes give other last bits than one; run one process for `deterministic` results",
             ));
         }
         let nnz: Vec<u64> = store.manifest().chunks.iter().map(|chunk| chunk.nnz).collect();
         if nnz.len() < group.count() {
-            let what = format!("the store has {} chunks for {} ranks", nnz.len(), group.count());
+            let what = format!("the store has {} chunks for {} processes", nnz.len(), group.count());
             return Err(Error::request(format!("{what}; take fewer, or pack it with smaller `chunk_bytes`")));
         }
         let shares = vec![1.0 / group.count() as f64; group.count()];
-        Ok(Some(store.of_chunks(cut(&nnz, &shares)[group.rank()].clone())))
+        Ok(Some(store.of_chunks(cut(&nnz, &shares)[group.number()].clone())))
     }
 
     /// Plans passes over this process's share.
@@ -68,16 +68,16 @@ impl Engine {
             }
             None => (self.plan_host(share, bytes, &limits)?, None),
         };
-        let ranks = self.members().map_or(1, Group::count);
+        let processes = self.members().map_or(1, Group::count);
         let (chunks, nnz) = (share.manifest().chunks.len(), share.manifest().nnz);
         let notes = vec![format!(
-            "{ranks} ranks compute; this is the plan of rank 0: {chunks} chunks, {nnz} nonzeros"
+            "{processes} processes compute; this is the plan of process 0: {chunks} chunks, {nnz} nonzeros"
         )];
         let made_for = Some(demand.subject::<T>(share));
         Ok(ExecutionPlan { host, device: None, devices: None, notes, mode_sorted, made_for })
     }
 
-    /// On rank 0 of several: prepares passes of all ranks. `cp` has the starts and iterations of a decomposition.
+    /// In process 0: prepares passes of all processes. `cp` has the starts and iterations of a decomposition.
     pub(super) fn conduct<T: Real>(
         &self,
         store: &Store,
@@ -105,7 +105,7 @@ impl Engine {
         MembersAls::new((store, share), &plan.host, op, rank, group)
     }
 
-    /// On any rank but 0: does what rank 0 tells with this rank's copy of the store, until rank 0 ends.
+    /// In other processes: follows process 0's orders, with this process's copy of the store, until process 0 ends.
     #[doc(hidden)]
     pub fn serve(&self, store: &Path) -> Result<()> {
         let Some(group) = self.members() else { return Ok(()) };
@@ -117,7 +117,7 @@ impl Engine {
                 return Ok(());
             }
             let message: Message = serde_json::from_slice(&bytes)
-                .map_err(|_| Error::request("ranks run different versions of this program"))?;
+                .map_err(|_| Error::request("processes run different versions of this program"))?;
             self.install(|| match (message, &mut prepared) {
                 (Message::Prepare { rank, single, cp }, prepared) => {
                     *prepared = None;
@@ -130,9 +130,15 @@ impl Engine {
                 }
                 (Message::Step(order), Some(Prepared::F64(als))) => als.obey(order),
                 (Message::Step(order), Some(Prepared::F32(als))) => als.obey(order),
-                (Message::Step(_), None) => Err(Error::request("rank 0 has prepared nothing")),
+                (Message::Step(_), None) => Err(Error::request("process 0 has prepared nothing")),
             })?;
         }
+    }
+
+    /// On rank 0: the others return from [`Engine::serve`].
+    #[doc(hidden)]
+    pub fn end_serving(&self) -> Result<()> {
+        self.members().map_or(Ok(()), end_serving)
     }
 
     fn serving<T: Real>(&self, store: &Store, rank: usize, cp: Option<(u32, u32)>) -> Result<MembersAls<T>> {
@@ -148,7 +154,7 @@ impl Engine {
     }
 }
 
-/// On rank 0: the others end.
+/// In process 0: ends the others.
 pub(crate) fn end_serving(group: &Group) -> Result<()> {
     tell(group, &End(true))
 }

@@ -36,6 +36,7 @@ pub(crate) use ttmc::TtmcRequest;
 pub(crate) use ttv::{TtvOutcome, TtvPlan, TtvRequest};
 
 use crate::backend::device::DeviceOrder;
+use crate::backend::devices::Divide;
 use crate::error::Result;
 use crate::format::ChunkFormat;
 use crate::members::{Group, Links};
@@ -90,11 +91,11 @@ struct Inner {
     formats: Formats,
     options: Options,
     pool: Arc<rayon::ThreadPool>,
-    /// Once it is asked for.
+    /// Opened on first use.
     gpu: Arc<Mutex<Option<Gpu>>>,
-    /// The same of several, by their numbers.
+    /// The same for several GPUs, by their numbers.
     gpus: Arc<Mutex<Vec<(usize, Gpu)>>>,
-    /// The processes that compute together, if those are several.
+    /// The processes that compute together, if there are several.
     members: Option<Group>,
     watch: Option<ProgressWatch>,
 }
@@ -136,12 +137,18 @@ impl EngineBuilder {
         self
     }
 
-    /// Which GPUs compute MTTKRP and CP decompositions together [default: one]. Each has a part of a store's chunks, and what is said of the
-    /// GPU's memory holds for each. On several, results have other last bits than on one, and are not
-    /// [deterministic](Self::deterministic).
+    /// Which GPUs compute MTTKRP and CP decompositions together [default: one]. What is said of the GPU's memory holds for each.
+    /// [Deterministic](Self::deterministic) results have the bits of one.
     #[must_use]
     pub fn devices(mut self, devices: DeviceSet) -> Self {
         self.options.devices = Some(devices);
+        self
+    }
+
+    /// How several GPUs divide the work [default: as is expected to take the least time].
+    #[must_use]
+    pub fn divide(mut self, divide: Divide) -> Self {
+        self.options.divide = divide;
         self
     }
 
@@ -223,7 +230,7 @@ impl EngineBuilder {
         self
     }
 
-    /// Has several processes compute MTTKRP and CP decompositions together, on their CPUs. Rank 0 calls the engine; the others
+    /// Has several processes compute MTTKRP and CP decompositions together, on their CPUs. Process 0 calls the engine; the others
     /// call [`Engine::serve`].
     #[doc(hidden)]
     #[must_use]
@@ -347,11 +354,11 @@ impl Engine {
         self.open_for(path.as_ref(), true)
     }
 
-    /// The same for a pass, or for a look at the list of chunks alone.
+    /// The same, for a pass or only to read the list of chunks.
     pub(crate) fn open_for(&self, path: &Path, pass: bool) -> Result<Store> {
-        /// The plan of a pass counts shorter lists.
+        /// The plan of a pass already counts shorter lists.
         const LONG: u64 = 4 << 20;
-        /// Room for buffers and an operation beside a long list.
+        /// Leaves room for buffers and an operation beside a long list.
         const PASS: u64 = 24 << 20;
         Store::open_if(self.sys(), self.formats(), path, |bytes| {
             let memory = self.options().memory;
@@ -378,7 +385,7 @@ impl Engine {
         &self.inner.sys
     }
 
-    /// The GPU, opened by now.
+    /// The GPU, which is opened on first use.
     pub(crate) fn gpu(&self) -> Result<Gpu> {
         let mut gpu = self.inner.gpu.lock().unwrap_or_else(PoisonError::into_inner);
         match &*gpu {
@@ -387,7 +394,7 @@ impl Engine {
         }
     }
 
-    /// The GPUs of these numbers, opened by now.
+    /// The GPUs with these numbers, which are opened on first use.
     pub(crate) fn gpus(&self, numbers: &[usize]) -> Result<Vec<Gpu>> {
         let mut gpus = self.inner.gpus.lock().unwrap_or_else(PoisonError::into_inner);
         let mut open = |&number: &usize| {

@@ -2,6 +2,7 @@
 
 use super::devices::DeviceSet;
 use crate::backend::device::{DeviceOrder, MttkrpVariant, TtvVariant};
+use crate::backend::devices::Divide;
 use crate::backend::host::Vectors;
 use std::path::PathBuf;
 
@@ -21,12 +22,14 @@ pub enum Device {
 /// All options, as plain data.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// Where to compute.
+    /// The device to compute on.
     pub device: Device,
     /// The number of the GPU, from 0.
     pub device_number: usize,
-    /// Which GPUs, where several are to compute; without it, that one.
+    /// The GPUs, if several compute; `None` for the one above.
     pub devices: Option<DeviceSet>,
+    /// How they divide the work.
+    pub divide: Divide,
     /// The most bytes of GPU memory to use; `None` for all that is free.
     pub device_memory: Option<u64>,
     /// Lanes: copies to the GPU in flight.
@@ -53,7 +56,7 @@ pub struct Options {
     pub memory: Option<u64>,
     /// The least `memory` for packing; `None` for 64 MiB. Tests lower it, so that small tensors spill.
     pub packing_memory_min: Option<u64>,
-    /// Whether to read stores past the page cache even if it could hold them.
+    /// Whether to read stores without the page cache even if it could hold them.
     pub direct_reads: bool,
     /// The directory for temporary files; `None` for the system's.
     pub temp_dir: Option<PathBuf>,

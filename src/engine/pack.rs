@@ -40,11 +40,11 @@ impl Engine {
         self.reading(options, |options, older, watch| Table::read(self.sys(), path, options, older, watch))
     }
 
-    /// The same for a table that somebody hands over in batches of Arrow's columns; messages call it `name`.
+    /// The same for a table that arrives in batches of Arrow columns; messages call it `name`.
     ///
     /// # Errors
     ///
-    /// As of [`Engine::read_table`], and what the batches' reader gives.
+    /// Those of [`Engine::read_table`], and errors of the batches' reader.
     #[cfg(feature = "arrow")]
     pub fn read_batches(
         &self,
@@ -57,7 +57,7 @@ impl Engine {
         })
     }
 
-    /// Has `read` read a table, in the memory that it may take.
+    /// Calls `read`, which reads a table, with its memory limit.
     fn reading(
         &self,
         options: &TableOptions,
@@ -119,7 +119,7 @@ impl Engine {
         Ok(salvage)
     }
 
-    /// Has `work` pack `source` with the memory that it may take, on the threads that work in it.
+    /// Calls `work`, which packs `source`, with its memory limit, on the threads that fit in it.
     fn packing<T: Send>(
         &self,
         source: &mut (impl Source + Send),
@@ -144,7 +144,7 @@ impl Engine {
         }
     }
 
-    /// What packing may take: what this engine may, or half of what is available.
+    /// The memory limit of packing: this engine's limit, or half of the available memory.
     fn packing_memory(&self) -> Result<u64> {
         let least = self.options().packing_memory_min.unwrap_or(MEMORY_MIN);
         match self.options().memory {
@@ -158,12 +158,12 @@ impl Engine {
     }
 }
 
-/// What [`Engine::pack`] takes to pack `store` again with `options`: its nonzeros, and the options with its labels. Repeated coordinates
-/// stay unless `combine` says that they are combined as `options` have it.
+/// The arguments with which [`Engine::pack`] packs `store` again: its nonzeros, and `options` with its labels. Repeated coordinates
+/// stay, unless `combine` asks to combine them as `options` say.
 ///
 /// # Errors
 ///
-/// [`Error::Corrupt`](crate::Error::Corrupt) or another if its labels are damaged.
+/// [`Error::Corrupt`](crate::Error::Corrupt) if its labels are damaged; errors of reading them.
 pub(crate) fn repacking(
     store: Store,
     options: PackOptions,

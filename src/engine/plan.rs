@@ -24,7 +24,7 @@ pub struct ExecutionPlan {
     pub(crate) devices: Option<DevicesPlan>,
     pub(crate) notes: Vec<String>,
     pub(crate) mode_sorted: Option<ModeSortedPlan>,
-    /// What it was made for, which is all that it serves.
+    /// The operation that it was made for; it serves no other.
     #[serde(skip)]
     pub(crate) made_for: Option<Subject>,
 }
@@ -32,22 +32,22 @@ pub struct ExecutionPlan {
 /// Whether MTTKRP on the CPU uses mode-sorted copies in memory. The first pass builds them; later passes use them.
 #[derive(Clone, Debug, Serialize)]
 pub struct ModeSortedPlan {
-    /// Whether they are.
+    /// Whether they are used.
     pub built: bool,
-    /// Bytes that they take or would take, with what they are built from; 0 where there can be none.
+    /// Bytes that they take or would take, with what they are built from; 0 if there can be none.
     pub bytes: u64,
-    /// Why.
+    /// The reason.
     pub why: String,
 }
 
-/// What an operation on factors is of.
+/// The subject of an operation on factors.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Subject {
     pub store: u64,
     pub modes: Vec<usize>,
     pub rank: usize,
     pub precision: Precision,
-    /// Of a decomposition, its starts.
+    /// The starts of a decomposition.
     pub starts: Option<u32>,
 }
 
@@ -62,13 +62,13 @@ impl ExecutionPlan {
         ))
     }
 
-    /// The same, with what of a GPU is used by now, and where that is less than was planned.
+    /// The same, with the use of a GPU now, and what is smaller than planned.
     pub(crate) fn with_used(&self, (device, notes): (&DevicePlan, &[String])) -> Self {
         let notes = self.notes.iter().chain(notes).cloned().collect();
         Self { device: Some(device.clone()), notes, ..self.clone() }
     }
 
-    /// The same of several GPUs.
+    /// The same for several GPUs.
     pub(crate) fn with_devices(&self, (devices, notes): (DevicesPlan, Vec<String>)) -> Self {
         let notes = self.notes.iter().cloned().chain(notes).collect();
         Self { devices: Some(devices), notes, ..self.clone() }
@@ -115,7 +115,7 @@ impl ExecutionPlan {
     }
 }
 
-/// What was planned of one GPU, or of several, with notes.
+/// The plan of one GPU or of several, with notes.
 enum Found {
     One(Box<DevicePlan>),
     Several(Box<(DevicesPlan, Vec<String>)>),
@@ -128,11 +128,11 @@ impl Demand<'_> {
     }
 }
 
-/// What an operation runs on.
+/// The device of an operation.
 pub(crate) type Chosen = (Option<DevicePlan>, Vec<String>);
 
 impl Engine {
-    /// The GPU, by what `find` plans for it, if it is requested; with `auto`, if one is present and large enough.
+    /// The GPU, with the plan of `find`, if it is requested; with `auto`, if one is present and large enough.
     pub(crate) fn choose(
         &self,
         passes: u32,
@@ -144,7 +144,7 @@ impl Engine {
         })
     }
 
-    /// What `find` plans of GPUs, by the same rule.
+    /// The plan of `find` for GPUs, by the same rule.
     fn choose_by<P>(
         &self,
         passes: u32,
@@ -153,7 +153,7 @@ impl Engine {
         let options = self.options();
         let found = match options.device {
             Device::Cpu => return Ok((None, Vec::new())),
-            // Without a GPU there is nothing to say, unless an option was meant for one.
+            // Without a GPU no note is needed, unless an option was meant for one.
             Device::Auto if !gpu::is_installed() => {
                 let note = "no GPU driver is installed: `device_memory` has no effect";
                 return Ok((None, options.device_memory.map(|_| note.to_owned()).into_iter().collect()));
@@ -180,7 +180,7 @@ impl Engine {
         }
     }
 
-    /// Where a GPU's kernels come from, with what `plan` knows.
+    /// Where a GPU's kernels come from, by `plan`.
     #[cfg(feature = "cuda")]
     pub(crate) fn kernels(&self, plan: &DevicePlan) -> KernelSource {
         let options = self.options();
@@ -192,7 +192,7 @@ impl Engine {
         }
     }
 
-    /// What `passes` passes may use of the host.
+    /// The limits on host memory for `passes` passes.
     pub(crate) fn limits(&self, passes: u32) -> Limits {
         let options = self.options();
         Limits {
@@ -263,7 +263,7 @@ impl Engine {
         Ok(ExecutionPlan { host, device, devices: None, notes, mode_sorted: None, made_for })
     }
 
-    /// Plans passes on the CPU with mode-sorted copies, where these pay and there is room for them, or without.
+    /// Plans passes on the CPU, with mode-sorted copies if they pay and fit.
     pub(super) fn plan_mode_sorted(
         &self,
         store: &Store,
@@ -285,7 +285,7 @@ impl Engine {
             _ => None,
         };
         let (asked, available) = (order != DeviceOrder::Auto, limits.available);
-        // Without a limit from the user, half of the memory is left to others.
+        // Without a limit from the user, half of the memory is left to other programs.
         let bound = limits.memory.unwrap_or(if asked { available } else { available / 2 });
         let built = why_not.is_none().then(|| {
             // With copies, no chunk is needed again.
@@ -306,14 +306,14 @@ impl Engine {
         Ok((built.map_or_else(|| self.plan_host(store, bytes, limits), Ok)?, copies))
     }
 
-    /// Bytes that an operation may take beside a pass in which `held` are held: of what is allowed, or of half of what is there.
+    /// Bytes that an operation may take beside a pass that holds `held` bytes: of the limit, or else of half the available memory.
     pub(crate) fn room(&self, store: &Store, held: u64) -> Result<u64> {
         let memory = self.options().memory.unwrap_or_else(|| machine::available_memory() / 2);
         let limits = Limits { threads: self.threads(), ..Limits::default() };
         Ok(memory.saturating_sub(plan(store, held, &limits)?.least_bytes()))
     }
 
-    /// Plans what passes over `store` use of the host for an operation that holds `bytes` there.
+    /// Plans the host memory of passes over `store`, for an operation that holds `bytes` there.
     pub(crate) fn plan_host(&self, store: &Store, bytes: u64, limits: &Limits) -> Result<Plan> {
         let mut plan = plan(store, bytes, limits)?;
         plan.direct_reads |= self.options().direct_reads;

@@ -16,34 +16,34 @@ use crate::stream::{Limits, PassReport, Span};
 use std::path::PathBuf;
 use std::time::Instant;
 
-/// SpTTM to be made.
+/// A request for SpTTM.
 #[derive(Clone, Debug)]
 pub(crate) struct TtmRequest {
     /// The mode, from 0.
     pub mode: usize,
     /// Columns of the matrix.
     pub rank: usize,
-    /// Bytes that reading takes what the result is checked with, if it is.
+    /// Bytes for reading the data of a check, if there is one.
     pub checked: Option<u64>,
-    /// Where directories for temporary files are made.
+    /// The directory for directories of temporary files.
     pub temporary: PathBuf,
-    /// The least that nonzeros are given, for tests.
+    /// The least memory for nonzeros, for tests.
     pub memory_min: Option<u64>,
 }
 
-/// What it will use.
+/// The plan of an SpTTM.
 #[derive(Clone, Debug)]
 pub(crate) struct TtmPlan {
     pub uses: ExecutionPlan,
-    /// Bytes that nonzeros may take which are brought into order; 0 where the store's are.
+    /// Bytes for sorting nonzeros; 0 if the store's order serves.
     pub sorting: u64,
 }
 
-/// What came of it.
+/// The outcome of an SpTTM.
 pub(crate) struct TtmOutcome {
     pub fibers: u64,
     pub spilled: SpillReport,
-    /// Seconds of sorting nonzeros, computing and handing over, after the pass; 0 where fibers stream on the CPU.
+    /// Seconds after the pass, for sorting nonzeros, computing and delivering; 0 if fibers stream on the CPU.
     pub merge_seconds: f64,
     pub passes: Vec<PassReport>,
     pub spans: Vec<Span>,
@@ -140,7 +140,7 @@ impl Engine {
         Ok(TtmRequest { mode, rank, checked: None, temporary, memory_min: None })
     }
 
-    /// Plans it, with what sorting may take.
+    /// Plans it, with memory for sorting.
     pub(crate) fn settle_ttm<T: Real>(&self, store: &Store, request: &TtmRequest) -> Result<TtmPlan> {
         let &TtmRequest { mode, rank, checked, memory_min, .. } = request;
         let (manifest, threads) = (store.manifest(), self.threads());
@@ -210,7 +210,7 @@ impl Engine {
         })
     }
 
-    /// Brings nonzeros into order, then computes.
+    /// Sorts nonzeros, then computes.
     fn ttm_sorted<T: Real, K: Key>(
         &self,
         store: &Store,
@@ -253,7 +253,7 @@ impl Engine {
         Ok(TtmOutcome { fibers, spilled: SpillReport::default(), merge_seconds, passes, spans, uses })
     }
 
-    /// What is said of operations that are computed on the CPU alone, where a GPU was asked for.
+    /// The note about operations that run only on the CPU, if a GPU was requested.
     pub(super) fn notes_of_cpu(&self) -> Vec<String> {
         let asked = self.options().device == super::Device::Cuda;
         asked.then(|| "on the CPU: this operation has no kernels for a GPU".to_owned()).into_iter().collect()

@@ -22,7 +22,7 @@ use crate::store::Store;
 use crate::stream::Plan;
 use crate::stream::{Limits, PassReport, Span, buffers_bytes};
 
-/// SpTTMc to be made.
+/// A request for SpTTMc.
 #[derive(Clone, Debug)]
 pub(crate) struct TtmcRequest {
     /// The modes, from 0.
@@ -30,11 +30,11 @@ pub(crate) struct TtmcRequest {
     /// Columns of each mode's factor.
     pub ranks: Vec<usize>,
     pub passes: u32,
-    /// Bytes that are held beside factors and results where these are checked.
+    /// Bytes that a check holds beside factors and results.
     pub checked: Option<u64>,
 }
 
-/// What came of it.
+/// The outcome of an SpTTMc.
 pub(crate) struct TtmcOutcome<T> {
     pub results: Vec<ModeMatrix<T>>,
     pub passes: Vec<PassReport>,
@@ -46,7 +46,7 @@ impl Engine {
     /// the Kronecker product, over the other modes, of the rows of their factors: `dims[mode]` x the product of the other ranks, the last
     /// mode's rank fastest. `factors[m]` is `dims[m]` x a rank of its own. (Liu et al., CLUSTER 2017, equation 4.)
     ///
-    /// On the CPU results have the same bits for any number of threads, memory and chunks; on a GPU where the engine is
+    /// On the CPU, results have the same bits for any number of threads, memory and chunks; on a GPU, if the engine is
     /// [deterministic](super::EngineBuilder::deterministic).
     ///
     /// ```

@@ -18,28 +18,28 @@ use crate::stream::{Backend, Limits, PassReport, Pipeline, Plan, Span, Stage, St
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-/// What each nonzero adds to the oracle of a check, at most, and the least that serves for that.
+/// The most bytes that each nonzero adds to the oracle of a check, and the least that suffice.
 const CHECK_BYTES_MIN: u64 = 4 << 20;
 const CHECK_BYTES: u64 = 320;
-/// What the allocator keeps for each thread of elements that stream to the oracle.
+/// Bytes that the allocator keeps per thread, of elements that stream to the oracle.
 const KEPT_BYTES: u64 = 32 << 10;
 
-/// TTV to be made.
+/// A request for TTV.
 #[derive(Clone, Debug)]
 pub(crate) struct TtvRequest {
     /// The modes, from 0, ascending.
     pub modes: Vec<usize>,
-    /// Passes, of which the last one's elements are handed over.
+    /// The number of passes. Elements of the last are delivered.
     pub passes: u32,
-    /// Bytes that reading takes what the results are checked with, if they are.
+    /// Bytes for reading the data of a check, if there is one.
     pub checked: Option<u64>,
-    /// Where directories for temporary files are made.
+    /// The directory for directories of temporary files.
     pub temporary: PathBuf,
-    /// The least that partial results are given, for tests.
+    /// The least memory for partial results, for tests.
     pub memory_min: Option<u64>,
 }
 
-/// What it will use.
+/// The plan of a TTV.
 #[derive(Clone, Debug)]
 pub(crate) struct TtvPlan {
     pub uses: ExecutionPlan,
@@ -48,11 +48,11 @@ pub(crate) struct TtvPlan {
     pub shares: Shares,
 }
 
-/// What came of it.
+/// The outcome of a TTV.
 pub(crate) struct TtvOutcome {
     pub elements: u64,
     pub spilled: SpillReport,
-    /// Seconds of adding up partial results and handing them over, after the pass.
+    /// Seconds after the pass, for adding up partial results and delivering them.
     pub merge_seconds: f64,
     pub pipeline: Option<Pipeline>,
     pub passes: Vec<PassReport>,
@@ -61,30 +61,30 @@ pub(crate) struct TtvOutcome {
     pub uses: ExecutionPlan,
 }
 
-/// Bytes that what grows with the elements may take.
+/// Bytes for data that grows with the elements.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Shares {
-    /// Partial results, where elements do not stream.
+    /// Partial results, if elements do not stream.
     pub merging: u64,
     /// The oracle of a check.
     pub checking: u64,
-    /// Both during a pass, but for what even all elements do not take.
+    /// Both during a pass, at most what all elements need.
     passing: u64,
-    /// The same of the oracle before the pass, and of both afterwards.
+    /// The oracle before the pass, and both after it.
     before: u64,
     afterwards: u64,
 }
 
 impl Shares {
-    /// Of what is allowed, or of half of what is there, beside a pass in which `held` bytes are held: parts of it, at least what serves.
+    /// Parts of the limit, or else of half the available memory, beside a pass that holds `held` bytes; at least what suffices.
     fn of(engine: &Engine, store: &Store, request: &TtvRequest, held: u64) -> Result<Self> {
         let (nnz, threads) = (store.manifest().nnz, engine.threads());
-        // Nothing grows with the elements that stream, nor with a number.
+        // Nothing grows with the elements if they stream, or if the result is a number.
         let streams = way_of(store.manifest(), &request.modes) != Way::Merged;
         let takes = ExternalSumMemory::new(&store.manifest().shape, nnz, threads);
         let room = engine.room(store, held)?;
         let least = request.memory_min.unwrap_or_else(|| takes.least());
-        // What is left to one where the other takes its least.
+        // What one can have if the other gets its minimum.
         let beside = room.saturating_sub(if streams { 0 } else { least });
         let checks = request.checked.is_some();
         let checking = if checks { (room / 4).min(beside).max(CHECK_BYTES_MIN) } else { 0 };
@@ -93,21 +93,21 @@ impl Shares {
             |bytes: u64, of_nonzero: u64| bytes.min(nnz.saturating_mul(of_nonzero).saturating_add(1 << 20));
         let [coming, summing] = if streams { [0, 0] } else { takes.taken(merging) };
         let [half, all] = [checking / 2, checking].map(|bytes| taken(bytes, CHECK_BYTES));
-        // Merged elements come when the pass has ended.
+        // Merged elements come after the pass.
         let passing = if streams { all + all.min(KEPT_BYTES * threads as u64) } else { coming + half };
         let afterwards = summing + all;
         Ok(Self { merging, checking, passing, before: half, afterwards })
     }
 }
 
-/// How elements come about.
+/// How elements are computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
-    /// Out of the store's trees, in order.
+    /// From the store's trees, in order.
     Streamed,
-    /// From partial results that are merged.
+    /// By merging partial results.
     Merged,
-    /// There is a single one, without coordinates.
+    /// There is one element, without coordinates.
     Scalar,
 }
 
@@ -156,8 +156,9 @@ impl Engine {
         let wrong =
             |&&(mode, vector): &&Along<'_, T>| dims.get(mode).is_none_or(|&dim| dim as usize != vector.len());
         if let Some((mode, vector)) = along.iter().find(wrong) {
-            let (numbers, mode) = (vector.len(), mode.saturating_add(1));
-            let what = format!("a vector of {numbers} numbers along mode {mode} of dims {dims:?}");
+            let (numbers, number) = (vector.len(), mode.saturating_add(1));
+            let has = dims.get(*mode).map_or("the tensor lacks".into(), |dim| format!("has {dim} indices"));
+            let what = format!("a vector of {numbers} numbers along mode {number}, which {has}");
             return Err(Error::request(what));
         }
         let modes: Vec<usize> = along.iter().map(|&(mode, _)| mode).collect();
@@ -207,10 +208,10 @@ impl Engine {
         let held = held + decoded_bytes(manifest.shape.order(), 1);
         let shares = Shares::of(self, store, request, held)?;
         let bytes = held + shares.passing;
-        // Of all that it holds, only the vector gets smaller.
+        // Only the vector can be made smaller.
         let halves = T::PRECISION == Precision::F64 && vector > bytes / 2;
         let less = if halves { "take `f32`" } else { "" };
-        // What it is checked with is read before the pass, not afterwards: no buffers are there either.
+        // The data of a check is read before the pass, when there are no buffers either.
         let handed = if way == Way::Merged { merged_handed_bytes(manifest, modes) } else { 0 };
         let reading = request.checked.unwrap_or(0) + shares.before;
         let afterwards = vector + reading.max(handed + shares.afterwards);
@@ -252,7 +253,6 @@ impl Engine {
     }
 }
 
-/// One run.
 struct TtvRun<'a, T> {
     engine: &'a Engine,
     store: &'a Store,
@@ -261,7 +261,7 @@ struct TtvRun<'a, T> {
 }
 
 impl<T: Real> TtvRun<'_, T> {
-    /// Streams elements out of the last pass.
+    /// Delivers elements during the last pass.
     fn streamed(&self, plan: TtvPlan, sink: Option<Sink<'_>>) -> Result<TtvOutcome> {
         let op =
             Streamed::new(self.store, self.along[0].1, sink)?.with_vectors(self.engine.options().vectors);
@@ -274,7 +274,7 @@ impl<T: Real> TtvRun<'_, T> {
         Ok(TtvOutcome { elements, spilled, merge_seconds: 0.0, pipeline, passes, spans, uses })
     }
 
-    /// The same on a GPU. What was allocated there takes the place of the plan.
+    /// The same on a GPU. The plan of what was allocated there replaces the first one.
     #[cfg(feature = "cuda")]
     fn on_gpu(&self, plan: TtvPlan, sink: Option<Sink<'_>>) -> Result<TtvOutcome> {
         use crate::backend::cuda::CudaBackend;
@@ -298,7 +298,7 @@ impl<T: Real> TtvRun<'_, T> {
         })
     }
 
-    /// Adds up partial results in runs of what fits.
+    /// Adds up partial results, in runs that fit in memory.
     fn merged<K: Key>(&self, plan: TtvPlan, sink: Option<Sink<'_>>) -> Result<TtvOutcome> {
         let manifest = self.store.manifest();
         let tensor = (&manifest.shape, manifest.nnz);
@@ -318,7 +318,7 @@ impl<T: Real> TtvRun<'_, T> {
         Ok(TtvOutcome { elements, spilled, merge_seconds, pipeline: None, passes, spans, uses })
     }
 
-    /// One number.
+    /// The result is one number.
     fn scalar(&self, plan: TtvPlan, sink: Option<Sink<'_>>) -> Result<TtvOutcome> {
         let mut op = Scalar::new(self.along);
         let mut backend = HostBackend::new(self.store, &mut op)?;
@@ -342,7 +342,7 @@ impl<T: Real> TtvRun<'_, T> {
     }
 }
 
-/// The steps of every chunk: reading and verifying by the workers, computing and handing over by the operation.
+/// The steps of every chunk: workers read and verify; the operation computes and delivers.
 fn pipeline(spans: &[Span], steps: &[[f64; 2]]) -> Pipeline {
     let mut chunks: Vec<StepSeconds> = steps.iter().map(|&[compute, out]| [0.0, compute, out]).collect();
     for span in spans.iter().filter(|span| matches!(span.stage, Stage::Read | Stage::Verify)) {
@@ -353,7 +353,7 @@ fn pipeline(spans: &[Span], steps: &[[f64; 2]]) -> Pipeline {
     Pipeline::of(&chunks)
 }
 
-/// The steps of every chunk on a GPU: copying it there, kernels, copying back what came out.
+/// The steps of every chunk on a GPU: copying it there, kernels, copying results back.
 #[cfg(feature = "cuda")]
 fn device_pipeline(spans: &[Span], chunks: usize) -> Pipeline {
     let mut steps: Vec<StepSeconds> = vec![[0.0; 3]; chunks];

@@ -21,7 +21,7 @@ pub const SCRATCH_BYTES: usize = 32 << 20;
 /// Connects members, each of which makes the same calls in the same order.
 pub trait Links: Debug + Send + Sync {
     /// The number of this member, from 0.
-    fn rank(&self) -> usize;
+    fn number(&self) -> usize;
 
     /// The number of all members.
     fn count(&self) -> usize;
@@ -54,8 +54,8 @@ impl Group {
 
     /// The number of this member, from 0.
     #[must_use]
-    pub fn rank(&self) -> usize {
-        self.links.rank()
+    pub fn number(&self) -> usize {
+        self.links.number()
     }
 
     /// The number of all members.
@@ -81,13 +81,13 @@ impl Group {
 
     /// Replaces the bytes of all members by those of member 0.
     pub fn broadcast(&self, bytes: &mut [u8]) -> Result<()> {
-        let (rank, count) = (self.rank(), self.count());
+        let (number, count) = (self.number(), self.count());
         let mut have = 1;
         while have < count {
-            if rank < have && rank + have < count {
-                self.send(rank + have, bytes)?;
-            } else if (have..2 * have).contains(&rank) {
-                self.receive(rank - have, bytes)?;
+            if number < have && number + have < count {
+                self.send(number + have, bytes)?;
+            } else if (have..2 * have).contains(&number) {
+                self.receive(number - have, bytes)?;
             }
             have *= 2;
         }
@@ -114,8 +114,8 @@ impl Group {
 
     /// In each round: whom this member sends to, and whom it receives from.
     fn rounds(&self) -> impl Iterator<Item = (usize, usize)> + use<> {
-        let (rank, count) = (self.rank(), self.count());
-        (1..count).map(move |step| ((rank + step) % count, (rank + count - step) % count))
+        let (number, count) = (self.number(), self.count());
+        (1..count).map(move |step| ((number + step) % count, (number + count - step) % count))
     }
 
     /// Each member's range, in their order.
@@ -131,7 +131,7 @@ impl Group {
     /// Replaces the numbers `own` of `sums`, this member's range, by the sums over all members; the others become zero. Ranges
     /// of the members ascend and cover all numbers.
     pub fn reduce_scatter(&self, sums: &mut [f64], own: Range<usize>) -> Result<()> {
-        let (rank, count) = (self.rank(), self.count());
+        let (number, count) = (self.number(), self.count());
         let ranges = self.ranges(&own)?;
         let longest = ranges.iter().map(Range::len).max().unwrap_or(0);
         let slice = (SCRATCH_BYTES / size_of::<f64>() / count).clamp(1, longest.max(1));
@@ -144,7 +144,7 @@ impl Group {
                 let into = cast_slice_mut(&mut received[from][..mine.len()]);
                 self.links.exchange(Some((to, send)), Some((from, into)))?;
             }
-            received[rank][..mine.len()].copy_from_slice(&sums[mine.clone()]);
+            received[number][..mine.len()].copy_from_slice(&sums[mine.clone()]);
             let sums = &mut sums[mine];
             sums.copy_from_slice(&received[0][..sums.len()]);
             for other in &received[1..] {
@@ -169,7 +169,7 @@ impl Group {
     /// Replaces all bytes of member 0's `rows` but its own by those of the members that own them.
     pub fn collect(&self, rows: &mut [u8], own: Range<usize>) -> Result<()> {
         let ranges = self.ranges(&own)?;
-        if self.rank() > 0 {
+        if self.number() > 0 {
             return self.send(0, &rows[own]);
         }
         (1..self.count()).try_for_each(|from| self.receive(from, &mut rows[ranges[from].clone()]))
@@ -179,7 +179,7 @@ impl Group {
     pub fn all_numbers(&self, own: &[f64]) -> Result<Vec<f64>> {
         let lengths = self.ranges(&(0..own.len()))?;
         let mut all: Vec<Vec<f64>> = lengths.iter().map(|range| vec![0.0; range.len()]).collect();
-        all[self.rank()].copy_from_slice(own);
+        all[self.number()].copy_from_slice(own);
         for (to, from) in self.rounds() {
             let into = cast_slice_mut(&mut all[from]);
             self.links.exchange(Some((to, cast_slice(own))), Some((from, into)))?;
@@ -192,7 +192,9 @@ impl Group {
         let all = self.all_gather(&number.to_le_bytes())?;
         match all.iter().position(|bytes| *bytes != all[0]) {
             None => Ok(()),
-            Some(rank) => Err(Error::request(format!("rank {rank} has another {what} than rank 0"))),
+            Some(member) => {
+                Err(Error::request(format!("process {member} has another {what} than process 0")))
+            }
         }
     }
 }
@@ -225,21 +227,22 @@ mod tests {
     }
 
     /// Ranges of unequal lengths, some empty.
-    fn own(rank: usize, count: usize, n: usize) -> Range<usize> {
-        let end = |rank: usize| if rank == count { n } else { n * rank * rank / (count * count) };
-        end(rank)..end(rank + 1)
+    fn own(number: usize, count: usize, n: usize) -> Range<usize> {
+        let end = |number: usize| if number == count { n } else { n * number * number / (count * count) };
+        end(number)..end(number + 1)
     }
 
     #[test]
     fn collectives_do_what_they_say() {
         const N: usize = 1003;
         for count in 1..=5 {
-            let sums = |rank: usize| -> Vec<f64> { (0..N).map(|i| 0.1 * (i * (rank + 1)) as f64).collect() };
+            let sums =
+                |number: usize| -> Vec<f64> { (0..N).map(|i| 0.1 * (i * (number + 1)) as f64).collect() };
             let total: Vec<f64> =
-                (0..N).map(|i| (1..count).fold(sums(0)[i], |sum, rank| sum + sums(rank)[i])).collect();
+                (0..N).map(|i| (1..count).fold(sums(0)[i], |sum, number| sum + sums(number)[i])).collect();
             each(count, |group| {
-                let (rank, mut mine) = (group.rank(), sums(group.rank()));
-                let own = own(rank, count, N);
+                let (number, mut mine) = (group.number(), sums(group.number()));
+                let own = own(number, count, N);
                 group.reduce_scatter(&mut mine, own.clone()).unwrap();
                 for (i, &x) in mine.iter().enumerate() {
                     assert_eq!(x.to_bits(), if own.contains(&i) { total[i] } else { 0.0 }.to_bits());
@@ -249,11 +252,11 @@ mod tests {
                 group.gather(cast_slice_mut(&mut gathered), bytes.clone()).unwrap();
                 assert_eq!(gathered, total);
                 group.collect(cast_slice_mut(&mut mine), bytes).unwrap();
-                assert!(rank > 0 || mine == total);
-                let mut text = if rank == 0 { b"all the same".to_vec() } else { vec![7; rank] };
+                assert!(number > 0 || mine == total);
+                let mut text = if number == 0 { b"all the same".to_vec() } else { vec![7; number] };
                 group.broadcast_vec(&mut text).unwrap();
                 assert_eq!(text, b"all the same");
-                let numbers = group.all_numbers(&vec![rank as f64; rank]).unwrap();
+                let numbers = group.all_numbers(&vec![number as f64; number]).unwrap();
                 assert_eq!(numbers, (0..count).flat_map(|r| vec![r as f64; r]).collect::<Vec<_>>());
                 group.agree("store", 5).unwrap();
             });
@@ -262,14 +265,17 @@ mod tests {
 
     #[test]
     fn who_differs_is_named() {
-        let differ = each(4, |group| group.agree("store", u64::from(group.rank() == 2)).unwrap_err());
-        assert!(differ.iter().all(|e| e.to_string() == "rank 2 has another store than rank 0"), "{differ:?}");
+        let differ = each(4, |group| group.agree("store", u64::from(group.number() == 2)).unwrap_err());
+        assert!(
+            differ.iter().all(|e| e.to_string() == "process 2 has another store than process 0"),
+            "{differ:?}"
+        );
     }
 
     /// One that ends early, and one that does nothing.
     #[test]
     fn nobody_waits_for_a_member_that_has_ended() {
-        let ended = each(3, |group| if group.rank() == 1 { Ok(()) } else { group.agree("store", 1) });
+        let ended = each(3, |group| if group.number() == 1 { Ok(()) } else { group.agree("store", 1) });
         assert!(ended[0].is_err() && ended[2].is_err(), "{ended:?}");
         let hangs = scope(|scope| {
             let members = threads::links(2, std::time::Duration::from_millis(50));
@@ -278,7 +284,7 @@ mod tests {
             drop(members);
             result
         });
-        let what = "rank 1 has sent nothing for 50 ms";
+        let what = "process 1 has sent nothing for 50 ms";
         assert!(hangs.as_ref().is_err_and(|e| e.to_string().starts_with(what)), "{hangs:?}");
     }
 }

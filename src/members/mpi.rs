@@ -43,7 +43,7 @@ unsafe impl Send for Handles {}
 
 /// This process among MPI's.
 pub struct Mpi {
-    rank: usize,
+    number: usize,
     count: usize,
     /// Never dropped: `finish` ends MPI.
     handles: Mutex<ManuallyDrop<Handles>>,
@@ -57,7 +57,10 @@ pub struct Mpi {
 
 impl std::fmt::Debug for Mpi {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Mpi").field("rank", &self.rank).field("count", &self.count).finish_non_exhaustive()
+        f.debug_struct("Mpi")
+            .field("number", &self.number)
+            .field("count", &self.count)
+            .finish_non_exhaustive()
     }
 }
 
@@ -71,11 +74,11 @@ impl Mpi {
             return Err(Error::request("this MPI serves one thread only; use one built for several"));
         }
         let world = universe.world();
-        let number = |n: i32| usize::try_from(n).unwrap_or(0);
-        let (rank, count, beats) = (number(world.rank()), number(world.size()), world.duplicate());
+        let unsigned = |n: i32| usize::try_from(n).unwrap_or(0);
+        let (number, count, beats) = (unsigned(world.rank()), unsigned(world.size()), world.duplicate());
         let handles = Mutex::new(ManuallyDrop::new(Handles { universe: Some(universe), world, beats }));
         let (steps, works, finished) = Default::default();
-        let mpi = Arc::new(Self { rank, count, handles, steps, works, finished, timeout });
+        let mpi = Arc::new(Self { number, count, handles, steps, works, finished, timeout });
         if count > 1 {
             let heart = Arc::clone(&mpi);
             let failed = |source| Error::Resource { action: "start a thread", source };
@@ -99,15 +102,15 @@ impl Mpi {
     /// Ends MPI when all members have come here.
     pub fn finish(&self) {
         // A barrier that does not block: twice along the ring. What fails here has ended by itself.
-        let (next, before) = ((self.rank + 1) % self.count, (self.rank + self.count - 1) % self.count);
+        let (next, before) = ((self.number + 1) % self.count, (self.number + self.count - 1) % self.count);
         for _ in 0..if self.count > 1 { 2 } else { 0 } {
             let mut token = [0];
             let receive = |token: &mut [u8]| drop(self.exchange(None, Some((before, token))));
-            if self.rank > 0 {
+            if self.number > 0 {
                 receive(&mut token);
             }
             drop(self.exchange(Some((next, &[0])), None));
-            if self.rank == 0 {
+            if self.number == 0 {
                 receive(&mut token);
             }
         }
@@ -117,7 +120,7 @@ impl Mpi {
 
     /// Sends signs of life to the next member, and looks for those of the one before.
     fn beat(&self, lost: &dyn Fn(&Error)) {
-        let (next, before) = ((self.rank + 1) % self.count, (self.rank + self.count - 1) % self.count);
+        let (next, before) = ((self.number + 1) % self.count, (self.number + self.count - 1) % self.count);
         let pause = (self.timeout / 10).min(Duration::from_secs(1));
         let (mut seen, mut moved, mut last) = (Instant::now(), Instant::now(), 0);
         loop {
@@ -156,7 +159,7 @@ impl Mpi {
             } else {
                 continue;
             };
-            lost(&Error::request(format!("rank {before} {what} for {} s", self.timeout.as_secs_f64())));
+            lost(&Error::request(format!("process {before} {what} for {} s", self.timeout.as_secs_f64())));
             self.abort(2);
         }
     }
@@ -179,13 +182,14 @@ impl Mpi {
     }
 }
 
+/// What MPI calls the number of a process.
 fn rank(member: usize) -> i32 {
     i32::try_from(member).unwrap_or(i32::MAX)
 }
 
 impl Links for Mpi {
-    fn rank(&self) -> usize {
-        self.rank
+    fn number(&self) -> usize {
+        self.number
     }
 
     fn count(&self) -> usize {

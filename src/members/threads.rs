@@ -9,7 +9,7 @@ use std::time::Duration;
 /// One of the threads.
 #[derive(Debug)]
 struct Thread {
-    rank: usize,
+    number: usize,
     /// By the other's number.
     to: Vec<Sender<Vec<u8>>>,
     from: Vec<Receiver<Vec<u8>>>,
@@ -21,17 +21,17 @@ struct Thread {
 #[must_use]
 pub fn links(count: usize, timeout: Duration) -> Vec<Arc<dyn Links>> {
     let channels: Vec<Vec<_>> = (0..count).map(|_| (0..count).map(|_| unbounded()).collect()).collect();
-    let member = |rank: usize| -> Arc<dyn Links> {
-        let to = channels[rank].iter().map(|(sender, _)| sender.clone()).collect();
-        let from = channels.iter().map(|of| of[rank].1.clone()).collect();
-        Arc::new(Thread { rank, to, from, timeout })
+    let member = |number: usize| -> Arc<dyn Links> {
+        let to = channels[number].iter().map(|(sender, _)| sender.clone()).collect();
+        let from = channels.iter().map(|of| of[number].1.clone()).collect();
+        Arc::new(Thread { number, to, from, timeout })
     };
     (0..count).map(member).collect()
 }
 
 impl Links for Thread {
-    fn rank(&self) -> usize {
-        self.rank
+    fn number(&self) -> usize {
+        self.number
     }
 
     fn count(&self) -> usize {
@@ -40,15 +40,17 @@ impl Links for Thread {
 
     fn exchange(&self, send: Option<(usize, &[u8])>, receive: Option<(usize, &mut [u8])>) -> Result<()> {
         if let Some((to, bytes)) = send {
-            self.to[to].send(bytes.to_vec()).map_err(|_| Error::request(format!("rank {to} has ended")))?;
+            self.to[to]
+                .send(bytes.to_vec())
+                .map_err(|_| Error::request(format!("process {to} has ended")))?;
         }
         let Some((from, bytes)) = receive else { return Ok(()) };
         let received = self.from[from].recv_timeout(self.timeout).map_err(|e| {
             let what = match e {
                 RecvTimeoutError::Timeout => {
-                    format!("rank {from} has sent nothing for {} ms", self.timeout.as_millis())
+                    format!("process {from} has sent nothing for {} ms", self.timeout.as_millis())
                 }
-                RecvTimeoutError::Disconnected => format!("rank {from} has ended"),
+                RecvTimeoutError::Disconnected => format!("process {from} has ended"),
             };
             Error::request(what)
         })?;

@@ -147,7 +147,16 @@ impl Store {
         let at = path.join(MANIFEST);
         let none = || {
             let what = if path.is_file() { "a file, not a store" } else { "no store here" };
-            let hint = "a store is a directory that blco-pack makes, with a file `manifest` in it";
+            let beside = path.with_extension("blco");
+            let hint = match path.parent() {
+                Some(parent) if path.ends_with(MANIFEST) => {
+                    format!("name its directory, {}", parent.display())
+                }
+                _ if beside != path && beside.join(MANIFEST).is_file() => {
+                    format!("did you mean {}?", beside.display())
+                }
+                _ => "make one from a table or text with blco-pack".into(),
+            };
             Error::request(format!("{}: {what}; {hint}", path.display()))
         };
         let dir = publishing::open(sys, path).map_err(|error| match error {

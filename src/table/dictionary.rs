@@ -17,6 +17,10 @@ use jiff::tz::TimeZone;
 use rayon::prelude::*;
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
+use std::collections::binary_heap::PeekMut;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Mutex, PoisonError};
 
 /// Shards of a column, by the two highest bits of labels' hashes.
 pub const SHARDS: usize = 4;
@@ -33,13 +37,6 @@ pub fn shard_of(hash: u64) -> usize {
 #[must_use]
 pub fn number_of(shard: usize, local: u32) -> u32 {
     local << SHARD_BITS | u32::try_from(shard).unwrap_or(0)
-}
-
-/// Which kinds all labels of a column may be of.
-#[derive(Clone, Copy, Debug)]
-struct Kinds {
-    number: bool,
-    time: bool,
 }
 
 /// Sorted labels of one shard of one epoch, or of an older store.
@@ -68,8 +65,10 @@ pub struct Wanted {
 pub struct Dictionary {
     wanted: Wanted,
     zone: TimeZone,
-    shards: Vec<Shard>,
-    kinds: Kinds,
+    shards: [Mutex<Shard>; SHARDS],
+    /// Which kinds all labels may be of.
+    number: AtomicBool,
+    time: AtomicBool,
     runs: Vec<Run>,
     /// Indices of an older store.
     old: u32,
@@ -91,35 +90,84 @@ const FETCHED: usize = 32;
 impl Dictionary {
     /// Of no labels.
     pub fn new(wanted: Wanted, zone: &TimeZone) -> Self {
-        let kinds = Kinds { number: true, time: true };
-        let shards = (0..SHARDS).map(|_| Shard::new()).collect();
-        Self { wanted, zone: zone.clone(), shards, kinds, runs: Vec::new(), old: 0 }
+        let of_kind = || AtomicBool::new(wanted.kind.is_none());
+        Self {
+            number: of_kind(),
+            time: of_kind(),
+            wanted,
+            zone: zone.clone(),
+            shards: Default::default(),
+            runs: Vec::new(),
+            old: 0,
+        }
+    }
+
+    /// Its shards, which no other thread uses.
+    fn shards(&mut self) -> impl Iterator<Item = &mut Shard> {
+        self.shards.iter_mut().map(|shard| shard.get_mut().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Bytes that its tables take.
-    pub fn bytes(&self) -> u64 {
-        self.shards.iter().map(Shard::bytes).sum()
+    pub fn bytes(&mut self) -> u64 {
+        self.shards().map(|shard| shard.bytes()).sum()
     }
 
     /// Whether a shard can take no more than the labels of a group of pieces.
-    pub fn is_full(&self) -> bool {
-        self.shards.iter().any(Shard::is_full)
+    pub fn is_full(&mut self) -> bool {
+        self.shards().any(|shard| shard.is_full())
     }
 
-    /// Its shards, each with what it must be told of new labels, for threads that fill them.
-    pub fn interning(&mut self) -> (Vec<&mut Shard>, Interning<'_>) {
+    /// Appends the numbers of `labels` to `numbers`. Several threads may call it at once.
+    pub fn number(&self, labels: PieceLabels<'_>, numbers: &mut Vec<u32>) {
+        let rows = labels.rows_by_shard();
+        numbers.resize(labels.hashes.len(), 0);
+        let mut fill = |at: usize, shard: &mut Shard| self.fill(at, shard, labels, &rows[at], numbers);
+        // First the shards that no other thread uses.
+        let first = rayon::current_thread_index().unwrap_or(0);
+        let mut left: Vec<usize> = (0..SHARDS).map(|at| (first + at) % SHARDS).collect();
+        while let Some(&next) = left.first() {
+            let before = left.len();
+            left.retain(|&at| match self.shards[at].try_lock() {
+                Ok(mut shard) => {
+                    fill(at, &mut shard);
+                    false
+                }
+                Err(_) => true,
+            });
+            if left.len() == before {
+                fill(next, &mut self.shards[next].lock().unwrap_or_else(PoisonError::into_inner));
+                left.retain(|&at| at != next);
+            }
+        }
+    }
+
+    /// Gives `numbers` those of `labels` that are in `rows`, all of which belong to `shard`, the `at`-th.
+    fn fill(&self, at: usize, shard: &mut Shard, labels: PieceLabels<'_>, rows: &[u32], numbers: &mut [u32]) {
         let counted = self.wanted.quantiles.is_some();
-        let kinds = match self.wanted.kind {
-            Some(_) => Kinds { number: false, time: false },
-            None => self.kinds,
-        };
-        (self.shards.iter_mut().collect(), Interning { zone: &self.zone, kinds, counted })
+        for rows in rows.chunks(FETCHED) {
+            let looked_up = |&row: &u32| (labels.hashes[row as usize], labels.text(row as usize).len());
+            shard.fetch(rows.iter().map(looked_up));
+            for &row in rows {
+                let (label, hash) = (labels.text(row as usize), labels.hashes[row as usize]);
+                let (local, is_new) = shard.intern(label, hash, counted);
+                if is_new {
+                    self.note(label);
+                }
+                numbers[row as usize] = number_of(at, local);
+            }
+        }
     }
 
-    /// Takes what threads have found out of new labels.
-    pub fn narrow(&mut self, found: Found) {
-        self.kinds.number &= found.number;
-        self.kinds.time &= found.time;
+    /// Takes note of which kinds a new label may be of.
+    fn note(&self, label: &[u8]) {
+        let is_number = || number::append_key(label.trim_ascii(), &mut Vec::new());
+        if self.number.load(Relaxed) && !is_number() {
+            self.number.store(false, Relaxed);
+        }
+        let is_time = || matches!(time::parse(label, &self.zone), Some(Moment::Civil(..)));
+        if self.time.load(Relaxed) && !is_time() {
+            self.time.store(false, Relaxed);
+        }
     }
 
     /// The kind of the labels so far.
@@ -127,8 +175,8 @@ impl Dictionary {
         match self.wanted {
             Wanted { quantiles: Some(_), .. } => LabelKind::Number,
             Wanted { kind: Some(kind), .. } => kind,
-            _ if self.kinds.number => LabelKind::Number,
-            _ if self.kinds.time => LabelKind::Time,
+            _ if self.number.load(Relaxed) => LabelKind::Number,
+            _ if self.time.load(Relaxed) => LabelKind::Time,
             _ => LabelKind::Text,
         }
     }
@@ -151,7 +199,7 @@ impl Dictionary {
         keyed.sort_unstable_by(|a, b| a.key.cmp(&b.key));
         let mut records = Spool::default();
         for record in &keyed {
-            push_record(&mut records, scratch, record, kind)?;
+            record.push(&mut records, scratch, kind)?;
         }
         records.finish(scratch)?;
         let labels = u32::try_from(labels.len()).unwrap_or(u32::MAX);
@@ -186,7 +234,7 @@ impl Dictionary {
     /// Ends an epoch: writes what its shards hold as runs, and empties them; how many labels each had.
     pub fn seal(&mut self, scratch: &Scratch) -> Result<[u32; SHARDS]> {
         let kind = self.kind();
-        let shards = std::mem::replace(&mut self.shards, (0..SHARDS).map(|_| Shard::new()).collect());
+        let shards: Vec<Shard> = self.shards().map(std::mem::take).collect();
         let runs = shards
             .into_par_iter()
             .map(|shard| self.sort(shard, kind, scratch))
@@ -220,15 +268,15 @@ impl Dictionary {
                 _ => key_of(a.1).cmp(&key_of(b.1)),
             })
         });
-        let mut record = Record::default();
         for (_, local) in order {
-            let text = shard.text(local);
-            record.key.clear();
-            self.append_key(kind, text, &mut record.key);
-            record.text.clear();
-            record.text.extend_from_slice(text);
-            (record.local, record.count) = (local, shard.count(local));
-            push_record(&mut records, scratch, &record, kind)?;
+            let (text, count) = (shard.text(local), shard.count(local));
+            if kind == LabelKind::Text {
+                push_record(&mut records, scratch, text, &[], local, count)?;
+            } else {
+                key.clear();
+                self.append_key(kind, text, &mut key);
+                push_record(&mut records, scratch, &key, text, local, count)?;
+            }
         }
         records.finish(scratch)?;
         Ok(Run { kind, records, labels, indices: Spool::default(), old: false })
@@ -243,43 +291,37 @@ impl Dictionary {
     ) -> Result<LabelKind> {
         let kind = self.kind();
         self.agree(kind, scratch)?;
-        let mut readers: Vec<RunReader> = Vec::with_capacity(self.runs.len());
+        let mut readers: Vec<RunReader> = self.runs.iter().map(|_| RunReader::default()).collect();
         let mut heap = BinaryHeap::with_capacity(self.runs.len());
-        for (number, run) in self.runs.iter().enumerate() {
-            let mut reader = RunReader::default();
-            if let Some(record) = reader.next(run, scratch)? {
-                heap.push(Head { record, run: number });
+        for (number, (run, reader)) in self.runs.iter().zip(&mut readers).enumerate() {
+            let mut head = Head { run: number, ..Head::default() };
+            if reader.next(run, scratch, &mut head)? {
+                heap.push(head);
             }
-            readers.push(reader);
         }
-        let mut next = 0u64;
-        let mut members: Vec<Head> = Vec::new();
-        while let Some(first) = heap.pop() {
-            members.push(first);
-            while heap.peek().is_some_and(|head| head.record.key == members[0].record.key) {
-                members.extend(heap.pop());
-            }
-            let old = members.iter().find(|head| self.runs[head.run].old).map(|head| head.record.local);
-            let index = if let Some(index) = old {
-                index
-            } else {
-                // Of texts of one number, 1 and 1.0, the shortest; of those the first.
-                let texts = members.iter().map(|head| head.record.text(kind));
-                let text = texts.min_by(|a, b| a.len().cmp(&b.len()).then(a.cmp(b))).unwrap_or_default();
-                let count = members.iter().map(|head| head.record.count).sum();
-                next += 1;
-                each(next - 1, text, count)?
-            };
-            for head in members.drain(..) {
-                let run = &mut self.runs[head.run];
-                let pair = [head.record.local, index];
-                run.indices.push(scratch, |out| out.extend(pair.iter().flat_map(|n| n.to_le_bytes())))?;
-                if let Some(record) = readers[head.run].next(&self.runs[head.run], scratch)? {
-                    heap.push(Head { record, run: head.run });
+        let (mut next, mut same) = (0u64, Same::default());
+        loop {
+            let head = heap.peek_mut();
+            if head.as_ref().is_none_or(|head| head.record.key != same.key) && !same.members.is_empty() {
+                let index = if let Some(index) = same.old {
+                    index
+                } else {
+                    next += 1;
+                    each(next - 1, &same.text, same.count)?
+                };
+                for (run, local) in same.members.drain(..) {
+                    let pair = [local, index].map(u32::to_le_bytes);
+                    self.runs[run].indices.push(scratch, |out| out.extend_from_slice(pair.as_flattened()))?;
+                }
+                if u64::from(self.old) + next > DIM_MAX {
+                    return Err(Error::request(format!("more than {DIM_MAX} labels")));
                 }
             }
-            if u64::from(self.old) + next > DIM_MAX {
-                return Err(Error::request(format!("more than {DIM_MAX} labels")));
+            let Some(mut head) = head else { break };
+            let run = &self.runs[head.run];
+            same.add(&head, kind, run.old);
+            if !readers[head.run].next(run, scratch, &mut head)? {
+                PeekMut::pop(head);
             }
         }
         for run in &mut self.runs {
@@ -297,7 +339,9 @@ impl Dictionary {
                 return Ok(run);
             }
             let (mut reader, mut all) = (RunReader::default(), Vec::new());
-            while let Some(mut record) = reader.next(&run, scratch)? {
+            let mut head = Head::default();
+            while reader.next(&run, scratch, &mut head)? {
+                let mut record = std::mem::take(&mut head.record);
                 let text = record.text(run.kind).to_vec();
                 record.key.clear();
                 self.append_key(kind, &text, &mut record.key);
@@ -306,7 +350,7 @@ impl Dictionary {
             }
             all.sort_unstable_by(|a, b| a.key.cmp(&b.key));
             let mut records = Spool::default();
-            all.iter().try_for_each(|record| push_record(&mut records, scratch, record, kind))?;
+            all.iter().try_for_each(|record| record.push(&mut records, scratch, kind))?;
             records.finish(scratch)?;
             Ok(Run { kind, records, ..run })
         };
@@ -351,65 +395,6 @@ pub fn index_of(indices: &[Vec<u32>], number: u32) -> u32 {
     indices[shard as usize][(number >> SHARD_BITS) as usize]
 }
 
-/// What threads that fill shards need.
-#[derive(Clone, Copy, Debug)]
-pub struct Interning<'a> {
-    zone: &'a TimeZone,
-    kinds: Kinds,
-    counted: bool,
-}
-
-/// Which kinds new labels may be of.
-#[derive(Clone, Copy, Debug)]
-pub struct Found {
-    number: bool,
-    time: bool,
-}
-
-impl Found {
-    /// What both allow.
-    #[must_use]
-    pub fn and(self, other: Self) -> Self {
-        Self { number: self.number && other.number, time: self.time && other.time }
-    }
-}
-
-impl Interning<'_> {
-    /// Gives `out` the numbers of those of `labels` that are in `rows`, all of which belong to `shard`, the column's `at`-th.
-    pub fn fill(
-        &self,
-        shard: &mut Shard,
-        at: usize,
-        labels: PieceLabels<'_>,
-        rows: &[u32],
-        out: &mut Vec<u32>,
-    ) -> Found {
-        let mut found = Found { number: self.kinds.number, time: self.kinds.time };
-        let mut key = Vec::new();
-        let mut note = |label: &[u8]| {
-            if found.number {
-                key.clear();
-                found.number = number::append_key(label.trim_ascii(), &mut key);
-            }
-            if found.time {
-                found.time = matches!(time::parse(label, self.zone), Some(Moment::Civil(..)));
-            }
-        };
-        for rows in rows.chunks(FETCHED) {
-            shard.fetch(rows.iter().map(|&row| labels.hashes[row as usize]));
-            for &row in rows {
-                let (label, hash) = (labels.text(row as usize), labels.hashes[row as usize]);
-                let (local, is_new) = shard.intern(label, hash, self.counted);
-                if is_new {
-                    note(label);
-                }
-                out.push(number_of(at, local));
-            }
-        }
-        found
-    }
-}
-
 /// The labels of a column of a piece.
 #[derive(Clone, Copy, Debug)]
 pub struct PieceLabels<'a> {
@@ -451,19 +436,61 @@ impl Record {
     fn text(&self, kind: LabelKind) -> &[u8] {
         if kind == LabelKind::Text { &self.key } else { &self.text }
     }
+
+    fn push(&self, records: &mut Spool, scratch: &Scratch, kind: LabelKind) -> Result<()> {
+        let text = if kind == LabelKind::Text { &[][..] } else { &self.text };
+        push_record(records, scratch, &self.key, text, self.local, self.count)
+    }
 }
 
-fn push_record(records: &mut Spool, scratch: &Scratch, record: &Record, kind: LabelKind) -> Result<()> {
+fn push_record(
+    records: &mut Spool,
+    scratch: &Scratch,
+    key: &[u8],
+    text: &[u8],
+    local: u32,
+    count: u64,
+) -> Result<()> {
     records.push(scratch, |out| {
-        let text = if kind == LabelKind::Text { &[][..] } else { &record.text };
-        for length in [record.key.len(), text.len()] {
+        for length in [key.len(), text.len()] {
             out.extend(u32::try_from(length).unwrap_or(u32::MAX).to_le_bytes());
         }
-        out.extend(record.local.to_le_bytes());
-        out.extend(record.count.to_le_bytes());
-        out.extend_from_slice(&record.key);
+        out.extend(local.to_le_bytes());
+        out.extend(count.to_le_bytes());
+        out.extend_from_slice(key);
         out.extend_from_slice(text);
     })
+}
+
+/// Labels of several runs whose keys are equal.
+#[derive(Debug, Default)]
+struct Same {
+    key: Vec<u8>,
+    /// Of texts of one number, 1 and 1.0, the shortest; of those the first.
+    text: Vec<u8>,
+    count: u64,
+    /// The index that an older store gives.
+    old: Option<u32>,
+    /// The runs, and their numbers in them.
+    members: Vec<(usize, u32)>,
+}
+
+impl Same {
+    /// Adds a label, the first one if there are no members.
+    fn add(&mut self, Head { record, run, .. }: &Head, kind: LabelKind, old: bool) {
+        let text = record.text(kind);
+        let is_first = self.members.is_empty();
+        if is_first {
+            record.key.clone_into(&mut self.key);
+            (self.count, self.old) = (0, None);
+        }
+        if is_first || text.len().cmp(&self.text.len()).then_with(|| text.cmp(&self.text)).is_lt() {
+            text.clone_into(&mut self.text);
+        }
+        self.count += record.count;
+        self.old = self.old.or(old.then_some(record.local));
+        self.members.push((*run, record.local));
+    }
 }
 
 /// Reads a run's records.
@@ -475,13 +502,14 @@ struct RunReader {
 }
 
 impl RunReader {
-    fn next(&mut self, run: &Run, scratch: &Scratch) -> Result<Option<Record>> {
+    /// Has `head` hold the next record; whether there is one.
+    fn next(&mut self, run: &Run, scratch: &Scratch, head: &mut Head) -> Result<bool> {
         const HEAD: usize = 20;
         if self.at == self.buffer.len() {
             let Some(extent) = run.records.extents().get(self.next) else {
                 self.buffer = Vec::new();
                 self.at = 0;
-                return Ok(None);
+                return Ok(false);
             };
             scratch.read(extent, &mut self.buffer)?;
             (self.next, self.at) = (self.next + 1, 0);
@@ -489,23 +517,30 @@ impl RunReader {
         let record = &self.buffer[self.at..];
         let u32_at = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| record[at + i]));
         let (key, text) = (u32_at(0) as usize, u32_at(4) as usize);
-        let count = u64::from_le_bytes(std::array::from_fn(|i| record[12 + i]));
         let end = HEAD + key + text;
         self.at += end;
-        let (key, text) = (record[HEAD..HEAD + key].to_vec(), record[HEAD + key..end].to_vec());
-        Ok(Some(Record { key, text, local: u32_at(8), count }))
+        head.record.local = u32_at(8);
+        head.record.count = u64::from_le_bytes(std::array::from_fn(|i| record[12 + i]));
+        record[HEAD..HEAD + key].clone_into(&mut head.record.key);
+        record[HEAD + key..end].clone_into(&mut head.record.text);
+        head.prefix = prefix(&head.record.key);
+        Ok(true)
     }
 }
 
 /// The next label of a run: the heap's greatest is the first in order.
+#[derive(Debug, Default)]
 struct Head {
+    /// Of the key.
+    prefix: u64,
     record: Record,
     run: usize,
 }
 
 impl Ord for Head {
     fn cmp(&self, other: &Self) -> Ordering {
-        other.record.key.cmp(&self.record.key).then(other.run.cmp(&self.run))
+        let keys = || other.record.key.cmp(&self.record.key);
+        other.prefix.cmp(&self.prefix).then_with(keys).then(other.run.cmp(&self.run))
     }
 }
 

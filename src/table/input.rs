@@ -99,13 +99,13 @@ pub enum RawPiece {
 }
 
 impl RawPiece {
-    /// Takes it apart, but for the first `skip` bytes of a text.
-    pub fn parse(&self, rules: &Rules, skip: usize) -> Piece {
+    /// Takes it apart into `piece`, which is empty, but for the first `skip` bytes of a text.
+    pub fn parse(&self, rules: &Rules, skip: usize, piece: &mut Piece) {
         match (self, rules.written) {
-            (Self::Text(piece), Some(written)) => piece::parse(rules, written, &piece.text()[skip..]),
+            (Self::Text(text), Some(written)) => piece::parse(rules, written, &text.text()[skip..], piece),
             #[cfg(feature = "arrow")]
-            (Self::Arrow(piece), _) => piece.parse(rules),
-            _ => Piece::new(rules, 0, 0),
+            (Self::Arrow(rows), _) => rows.parse(rules, piece),
+            _ => {}
         }
     }
 

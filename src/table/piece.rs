@@ -10,8 +10,8 @@ use crate::store::labels::{LABEL_BYTES_MAX, LabelKind};
 use jiff::tz::TimeZone;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// Bytes of a table that are taken apart by one task.
-pub const PIECE_BYTES: usize = 1 << 19;
+/// Bytes of a table that are taken apart at once: with what they are taken apart into, they fit into a core's cache.
+pub const PIECE_BYTES: usize = 1 << 17;
 
 /// How a table's text is written.
 #[derive(Clone, Copy, Debug)]
@@ -68,10 +68,40 @@ impl<T: PartialOrd + Copy> Range<T> {
     }
 }
 
+/// What times are.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct TimeFacts {
+    /// Whether they are numbers; not known of digits that may be a date or a number.
+    pub numbers: Option<bool>,
+    /// From the first to the last of which it is known.
+    range: Option<Range<i64>>,
+    /// The others, as dates and as numbers.
+    undecided: [Option<Range<i64>>; 2],
+}
+
+impl TimeFacts {
+    /// Both.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        Self {
+            numbers: self.numbers.or(other.numbers),
+            range: Range::join(self.range, other.range),
+            undecided: [0, 1].map(|as_what| Range::join(self.undecided[as_what], other.undecided[as_what])),
+        }
+    }
+
+    /// Whether all are numbers, and from which to which they are. Digits that may be dates are, unless others are numbers.
+    #[must_use]
+    pub fn decided(self) -> (bool, Option<Range<i64>>) {
+        let are_numbers = self.numbers == Some(true);
+        (are_numbers, Range::join(self.range, self.undecided[usize::from(are_numbers)]))
+    }
+}
+
 /// A column of a piece.
 #[derive(Debug)]
 pub enum PieceColumn {
-    /// Labels, one behind the other, where each ends, and their hashes.
+    /// Labels, one behind the other, where each ends, their hashes and numbers.
     Labels {
         /// Their bytes.
         bytes: Vec<u8>,
@@ -79,15 +109,15 @@ pub enum PieceColumn {
         ends: Vec<u32>,
         /// Of each.
         hashes: Vec<u64>,
+        /// Of each.
+        numbers: Vec<u32>,
     },
-    /// Civil seconds, or numbers, as the piece's first row has it.
+    /// Civil seconds, or numbers, or what [`time::undecided`] makes of digits that may be either.
     Times {
         /// Of each row.
         times: Vec<i64>,
-        /// Whether they are numbers.
-        numbers: Option<bool>,
-        /// From the first to the last.
-        range: Option<Range<i64>>,
+        /// What they are.
+        facts: TimeFacts,
     },
     /// Numbers.
     Numbers {
@@ -139,21 +169,19 @@ pub struct Piece {
     pub dropped: u64,
     /// The first thing that is wrong.
     pub fault: Option<PieceFault>,
+    /// Its rows as they wait.
+    pub encoded: Vec<u8>,
 }
 
 impl Piece {
-    /// An empty piece with room for `rows` rows of `bytes` bytes in all.
-    pub fn new(rules: &Rules, rows: usize, bytes: usize) -> Self {
+    /// An empty piece.
+    pub fn new(rules: &Rules) -> Self {
         let column = |&(_, treatment): &(usize, Treatment)| match treatment {
-            Treatment::Labels | Treatment::Kind(_) | Treatment::Quantiles(_) => PieceColumn::Labels {
-                bytes: Vec::with_capacity(bytes / 4),
-                ends: Vec::with_capacity(rows),
-                hashes: Vec::with_capacity(rows),
-            },
-            Treatment::Time(_) => {
-                PieceColumn::Times { times: Vec::with_capacity(rows), numbers: None, range: None }
+            Treatment::Labels | Treatment::Kind(_) | Treatment::Quantiles(_) => {
+                PieceColumn::Labels { bytes: vec![], ends: vec![], hashes: vec![], numbers: vec![] }
             }
-            Treatment::Number(_) => PieceColumn::Numbers { numbers: Vec::with_capacity(rows), range: None },
+            Treatment::Time(_) => PieceColumn::Times { times: Vec::new(), facts: TimeFacts::default() },
+            Treatment::Number(_) => PieceColumn::Numbers { numbers: Vec::new(), range: None },
         };
         Self {
             rows: 0,
@@ -164,6 +192,51 @@ impl Piece {
             nulls: vec![NullCount::default(); rules.modes.len() + 1],
             dropped: 0,
             fault: None,
+            encoded: Vec::new(),
+        }
+    }
+
+    /// Empties it. Its memory stays, for other rows: memory that has been touched costs less than new memory.
+    pub fn clear(&mut self) {
+        for column in &mut self.columns {
+            match column {
+                PieceColumn::Labels { bytes, ends, hashes, numbers } => {
+                    bytes.clear();
+                    ends.clear();
+                    hashes.clear();
+                    numbers.clear();
+                }
+                PieceColumn::Times { times, facts } => {
+                    times.clear();
+                    *facts = TimeFacts::default();
+                }
+                PieceColumn::Numbers { numbers, range } => {
+                    numbers.clear();
+                    *range = None;
+                }
+            }
+        }
+        self.values.clear();
+        self.nulls.fill(NullCount::default());
+        (self.rows, self.lines, self.kept, self.dropped, self.fault) = (0, 0, 0, 0, None);
+    }
+
+    /// What is known of it, without its rows.
+    pub fn known(&mut self) -> Self {
+        let column = |column: &PieceColumn| match *column {
+            PieceColumn::Labels { .. } => {
+                PieceColumn::Labels { bytes: vec![], ends: vec![], hashes: vec![], numbers: vec![] }
+            }
+            PieceColumn::Times { facts, .. } => PieceColumn::Times { times: vec![], facts },
+            PieceColumn::Numbers { range, .. } => PieceColumn::Numbers { numbers: vec![], range },
+        };
+        Self {
+            columns: self.columns.iter().map(column).collect(),
+            values: vec![],
+            nulls: self.nulls.clone(),
+            fault: self.fault.take(),
+            encoded: vec![],
+            ..*self
         }
     }
 }
@@ -205,9 +278,8 @@ impl Row for Record<'_> {
     }
 }
 
-/// Takes a piece's text apart, up to the first thing that is wrong.
-pub fn parse(rules: &Rules, written: Written, text: &[u8]) -> Piece {
-    let mut piece = Piece::new(rules, text.len() / 24, text.len());
+/// Takes a piece's text apart into `piece`, which is empty, up to the first thing that is wrong.
+pub fn parse(rules: &Rules, written: Written, text: &[u8], piece: &mut Piece) {
     // Checked at once: each field then is, too.
     let valid = std::str::from_utf8(text).map_or_else(|e| e.valid_up_to(), str::len);
     let (mut at, mut fields, mut buffer) = (0, Vec::new(), Vec::new());
@@ -225,7 +297,7 @@ pub fn parse(rules: &Rules, written: Written, text: &[u8]) -> Piece {
                     column: Some(field),
                     what,
                 });
-                return piece;
+                return;
             }
         };
         let blank =
@@ -236,14 +308,15 @@ pub fn parse(rules: &Rules, written: Written, text: &[u8]) -> Piece {
                 .and_then(|()| piece.push(rules, &row, &mut buffer));
             if let Err((column, what)) = checked {
                 piece.fault = Some(PieceFault { row: piece.rows, line: piece.lines, column, what });
-                return piece;
+                return;
             }
             piece.rows += 1;
         }
-        piece.lines += count_lines(&text[at..record]);
+        // Only quotes hold further newlines.
+        let quoted = fields.iter().any(|field| field.quoted);
+        piece.lines += if quoted { count_lines(&text[at..record]) } else { 1 };
         at = record;
     }
-    piece
 }
 
 fn count_lines(text: &[u8]) -> u64 {
@@ -351,15 +424,16 @@ fn push_field(
     buffer: &mut Vec<u8>,
 ) -> Result<(), Wrong> {
     match out {
-        PieceColumn::Labels { bytes, ends, hashes } => {
+        PieceColumn::Labels { bytes, ends, hashes, .. } => {
             let field = row.text(column, buffer);
             check_label(field, treatment, rules).map_err(|what| wrong(column, field, &what))?;
             bytes.extend_from_slice(field);
             ends.push(u32::try_from(bytes.len()).unwrap_or(u32::MAX));
             hashes.push(xxh3_64_with_seed(field, rules.seed));
         }
-        PieceColumn::Times { times, numbers, range } => {
+        PieceColumn::Times { times, facts } => {
             let moment = row.moment(column, &rules.zone);
+            let digits = if moment.is_none() { time::digits(row.text(column, buffer)) } else { None };
             let moment = moment.or_else(|| time::parse(row.text(column, buffer), &rules.zone));
             let (time, is_number) = match moment {
                 Some(Moment::Civil(seconds, _)) => (seconds, false),
@@ -369,11 +443,17 @@ fn push_field(
                     return Err(wrong(column, field, &no_time(field)));
                 }
             };
-            if *numbers.get_or_insert(is_number) != is_number {
+            if let (Some(number), false) = (digits, is_number) {
+                Range::add(&mut facts.undecided[0], time);
+                Range::add(&mut facts.undecided[1], number);
+                times.push(time::undecided(number));
+                return Ok(());
+            }
+            if *facts.numbers.get_or_insert(is_number) != is_number {
                 return Err(wrong(column, row.text(column, buffer), &mixed_times(is_number)));
             }
             times.push(time);
-            Range::add(range, time);
+            Range::add(&mut facts.range, time);
         }
         PieceColumn::Numbers { numbers, range } => {
             let x = number_of(row, column, buffer)?;

@@ -1,14 +1,13 @@
 //! Takes a table in: all of its rows, with labels as numbers, wait in scratch when this is done.
 
 use super::csv::{CsvPieces, sniff};
-use super::dictionary::{Dictionary, Found, PieceLabels, SHARDS, Wanted, shard_of};
+use super::dictionary::{Dictionary, PieceLabels, Wanted};
 use super::input::{Pieces, RawPiece, TableInput};
 use super::options::{Nulls, TableOptions, Treatment, find_column, listed};
 use super::piece::{
-    NullCount, PIECE_BYTES, Piece, PieceColumn, PieceFault, Range, Rules, Written, mixed_times,
+    NullCount, PIECE_BYTES, Piece, PieceColumn, PieceFault, Range, Rules, TimeFacts, Written, mixed_times,
 };
 use super::scratch::{Extent, Scratch};
-use super::shard::Shard;
 use super::time;
 use crate::error::{Error, Result};
 use crate::store::labels::LabelKind;
@@ -16,11 +15,12 @@ use crate::sys::Sys;
 use crate::sys::sync::{Receiver, Sender, bounded, scope};
 use rayon::prelude::*;
 use std::hash::{BuildHasher, Hasher, RandomState};
+use std::sync::{Mutex, PoisonError};
 
 /// Pieces of a group for each thread.
-const PIECES_PER_THREAD: usize = 4;
-/// Bytes that a piece of a group takes: its text, that of a piece of the next group, and its columns.
-const GROUPED_BYTES: u64 = 5 * PIECE_BYTES as u64;
+const PIECES_PER_THREAD: usize = 16;
+/// Bytes that a piece of a group takes: its text, and that of a piece of the next group.
+const GROUPED_BYTES: u64 = 5 * PIECE_BYTES as u64 / 2;
 
 /// Rows that wait: how many there are, in which epoch, and their columns one behind the other.
 #[derive(Debug)]
@@ -38,8 +38,8 @@ pub struct Frame {
 pub enum ReadColumn {
     /// Labels.
     Labels(Dictionary),
-    /// Times: whether they are numbers rather than civil seconds, and from which to which.
-    Times(bool, Option<Range<i64>>),
+    /// Times.
+    Times(TimeFacts),
     /// Numbers, from which to which.
     Numbers(Option<Range<f64>>),
 }
@@ -159,6 +159,8 @@ struct Intake<'a> {
     scratch: &'a Scratch,
     columns: Vec<ReadColumn>,
     frames: Vec<Frame>,
+    /// Pieces for other rows.
+    spare: Mutex<Vec<Piece>>,
     epoch: usize,
     epoch_labels: u64,
     /// Rows and lines, the header's too.
@@ -179,7 +181,7 @@ impl<'a> Intake<'a> {
                 Treatment::Labels => labels(None, None),
                 Treatment::Kind(kind) => labels(Some(kind), None),
                 Treatment::Quantiles(count) => labels(Some(LabelKind::Number), Some(count)),
-                Treatment::Time(_) => ReadColumn::Times(false, None),
+                Treatment::Time(_) => ReadColumn::Times(TimeFacts::default()),
                 Treatment::Number(_) => ReadColumn::Numbers(None),
             }
         };
@@ -193,6 +195,7 @@ impl<'a> Intake<'a> {
             scratch,
             columns,
             frames: Vec::new(),
+            spare: Mutex::default(),
             epoch: 0,
             epoch_labels: 0,
             rows: 0,
@@ -238,20 +241,27 @@ impl<'a> Intake<'a> {
     /// Takes a group of pieces in; `skip`: the first begins with the header.
     fn take(&mut self, group: &[RawPiece], skip: bool) -> Result<()> {
         let header = if skip { self.header(&group[0])? } else { 0 };
-        let rules = &self.rules;
-        let parse = |(at, piece): (usize, &RawPiece)| -> Piece {
-            piece.parse(rules, if at == 0 { header } else { 0 })
+        let (rules, columns, scratch, epoch) = (&self.rules, &self.columns, self.scratch, self.epoch);
+        let take = |(at, raw): (usize, &RawPiece)| {
+            let spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner).pop();
+            let mut piece = spare.unwrap_or_else(|| Piece::new(rules));
+            piece.clear();
+            raw.parse(rules, if at == 0 { header } else { 0 }, &mut piece);
+            let mut frame = None;
+            if piece.fault.is_none() && piece.kept > 0 {
+                number(&mut piece, columns);
+                encode(&mut piece);
+                frame = Some(Frame { rows: piece.kept, epoch, extent: scratch.put(&piece.encoded)? });
+            }
+            let known = piece.known();
+            self.spare.lock().unwrap_or_else(PoisonError::into_inner).push(piece);
+            Ok((known, frame))
         };
-        let pieces: Vec<Piece> = group.par_iter().enumerate().map(parse).collect();
-        for piece in &pieces {
-            self.check(piece)?;
-        }
-        let numbers = self.intern(&pieces);
-        let encode = |(at, piece): (usize, &Piece)| encode(piece, &numbers, at);
-        let encoded: Vec<Vec<u8>> = pieces.par_iter().enumerate().map(encode).collect();
-        for (piece, bytes) in pieces.iter().zip(encoded).filter(|(piece, _)| piece.kept > 0) {
-            let extent = self.scratch.put(bytes)?;
-            self.frames.push(Frame { rows: piece.kept, epoch: self.epoch, extent });
+        let taken: Vec<Result<(Piece, Option<Frame>)>> = group.par_iter().enumerate().map(take).collect();
+        for piece in taken {
+            let (piece, frame) = piece?;
+            self.check(&piece)?;
+            self.frames.extend(frame);
         }
         let tables: u64 = self.dictionaries().map(|dictionary| dictionary.bytes()).sum();
         let is_full = self.dictionaries().any(|dictionary| dictionary.is_full());
@@ -305,17 +315,15 @@ impl<'a> Intake<'a> {
         }
         for (at, (all, column)) in self.columns.iter_mut().zip(&piece.columns).enumerate() {
             match (all, column) {
-                (
-                    ReadColumn::Times(is_number, all),
-                    PieceColumn::Times { numbers: Some(numbers), range, .. },
-                ) => {
-                    if all.is_some() && *is_number != *numbers {
+                (ReadColumn::Times(all), PieceColumn::Times { facts, .. }) => {
+                    if let (Some(all), Some(numbers)) = (all.numbers, facts.numbers)
+                        && all != numbers
+                    {
                         let column = Some(self.rules.modes[at].0);
-                        let what = mixed_times(*numbers);
+                        let what = mixed_times(numbers);
                         return Err(self.fault(&PieceFault { row: 0, line: 0, column, what }));
                     }
-                    *is_number = *numbers;
-                    *all = Range::join(*all, *range);
+                    *all = all.and(*facts);
                 }
                 (ReadColumn::Numbers(all), PieceColumn::Numbers { range, .. }) => {
                     *all = Range::join(*all, *range);
@@ -347,48 +355,8 @@ impl<'a> Intake<'a> {
         Error::input(place, format!("row {row}{column}: {}", fault.what))
     }
 
-    /// The numbers of all labels of `pieces`: by column, shard and piece.
-    fn intern<'p>(&mut self, pieces: &'p [Piece]) -> Vec<Vec<Vec<Vec<u32>>>> {
-        let columns: Vec<_> = self
-            .columns
-            .par_iter_mut()
-            .enumerate()
-            .map(|(at, column)| {
-                let ReadColumn::Labels(dictionary) = column else { return Vec::new() };
-                let (shards, interning) = dictionary.interning();
-                let labels = |piece: &'p Piece| match &piece.columns[at] {
-                    PieceColumn::Labels { bytes, ends, hashes } => Some(PieceLabels { bytes, ends, hashes }),
-                    _ => None,
-                };
-                let labels: Vec<PieceLabels<'p>> = pieces.iter().filter_map(labels).collect();
-                let rows: Vec<[Vec<u32>; SHARDS]> =
-                    labels.par_iter().map(PieceLabels::rows_by_shard).collect();
-                let fill = |(number, shard): (usize, &mut Shard)| {
-                    let mut found: Option<Found> = None;
-                    let filled: Vec<Vec<u32>> = labels
-                        .iter()
-                        .zip(&rows)
-                        .map(|(&labels, rows)| {
-                            let rows = &rows[number];
-                            let mut numbers = Vec::with_capacity(rows.len());
-                            let here = interning.fill(&mut *shard, number, labels, rows, &mut numbers);
-                            found = Some(found.map_or(here, |found| found.and(here)));
-                            numbers
-                        })
-                        .collect();
-                    (filled, found)
-                };
-                let filled: Vec<_> = shards.into_par_iter().enumerate().map(fill).collect();
-                for found in filled.iter().filter_map(|(_, found)| *found) {
-                    dictionary.narrow(found);
-                }
-                filled.into_iter().map(|(numbers, _)| numbers).collect::<Vec<_>>()
-            })
-            .collect();
-        columns
-    }
-
     fn finish(mut self) -> Result<ReadTable> {
+        self.spare = Mutex::default();
         let missing: u64 = self.nulls.iter().map(|null| null.count).sum();
         if missing > 0 && self.rules.nulls == Nulls::Error {
             return Err(self.missing());
@@ -396,8 +364,10 @@ impl<'a> Intake<'a> {
         if self.kept == 0 {
             let what = if self.rows > 0 {
                 "every row lacks a label or a value; name other columns"
-            } else {
+            } else if self.rules.written.is_some() {
                 "holds no rows below its header; give at least one"
+            } else {
+                "holds no rows; give at least one"
             };
             return Err(Error::input(self.name, what));
         }
@@ -431,33 +401,38 @@ impl<'a> Intake<'a> {
     }
 }
 
-/// The rows of a piece as they wait: `numbers` are those of its labels, by column, shard and piece; it is the `at`-th.
-fn encode(piece: &Piece, numbers: &[Vec<Vec<Vec<u32>>>], at: usize) -> Vec<u8> {
-    let bytes: usize = piece
-        .columns
-        .iter()
-        .map(|column| match column {
-            PieceColumn::Labels { .. } => 4,
-            _ => 8,
-        })
-        .sum();
-    let mut out = Vec::with_capacity(piece.kept * (bytes + 8));
-    for (column, shards) in piece.columns.iter().zip(numbers) {
-        match column {
-            PieceColumn::Labels { hashes, .. } => {
-                let mut next = [0; SHARDS];
-                for &hash in hashes {
-                    let shard = shard_of(hash);
-                    out.extend(shards[shard][at][next[shard]].to_le_bytes());
-                    next[shard] += 1;
-                }
-            }
-            PieceColumn::Times { times, .. } => out.extend(times.iter().flat_map(|x| x.to_le_bytes())),
-            PieceColumn::Numbers { numbers, .. } => out.extend(numbers.iter().flat_map(|x| x.to_le_bytes())),
+/// Gives a piece's labels their numbers.
+fn number(piece: &mut Piece, columns: &[ReadColumn]) {
+    for (all, column) in columns.iter().zip(&mut piece.columns) {
+        if let (ReadColumn::Labels(dictionary), PieceColumn::Labels { bytes, ends, hashes, numbers }) =
+            (all, column)
+        {
+            dictionary.number(PieceLabels { bytes, ends, hashes }, numbers);
         }
     }
-    out.extend(piece.values.iter().flat_map(|x| x.to_le_bytes()));
-    out
+}
+
+/// Has a piece hold its rows as they wait.
+fn encode(piece: &mut Piece) {
+    let out = &mut piece.encoded;
+    out.clear();
+    for column in &piece.columns {
+        match column {
+            PieceColumn::Labels { numbers, .. } => append(out, numbers.iter().map(|x| x.to_le_bytes())),
+            PieceColumn::Times { times, .. } => append(out, times.iter().map(|x| x.to_le_bytes())),
+            PieceColumn::Numbers { numbers, .. } => append(out, numbers.iter().map(|x| x.to_le_bytes())),
+        }
+    }
+    append(out, piece.values.iter().map(|x| x.to_le_bytes()));
+}
+
+/// Appends `items`, whose number is known.
+fn append<const N: usize>(out: &mut Vec<u8>, items: impl ExactSizeIterator<Item = [u8; N]>) {
+    let start = out.len();
+    out.resize(start + N * items.len(), 0);
+    for (out, item) in out[start..].as_chunks_mut().0.iter_mut().zip(items) {
+        *out = item;
+    }
 }
 
 /// The reading thread: sends pieces until the input ends or fails, or the receiver is gone.

@@ -76,18 +76,17 @@ impl Scratch {
     }
 
     /// Keeps `bytes`.
-    pub fn put(&self, mut bytes: Vec<u8>) -> Result<Extent> {
+    pub fn put(&self, bytes: &[u8]) -> Result<Extent> {
         let length = bytes.len() as u64;
         let take = |room: u64| room.checked_sub(length);
         if self.room.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_ok() {
-            bytes.shrink_to_fit();
             self.kept.fetch_add(length, Ordering::Relaxed);
-            return Ok(Extent::Kept(bytes));
+            return Ok(Extent::Kept(bytes.to_vec()));
         }
         let (_, file) = self.made()?;
         let at = self.end.fetch_add(length, Ordering::Relaxed);
-        file.write_all_at(&bytes, at)?;
-        Ok(Extent::Filed { at, bytes: bytes.len(), checksum: xxh3_64(&bytes) })
+        file.write_all_at(bytes, at)?;
+        Ok(Extent::Filed { at, bytes: bytes.len(), checksum: xxh3_64(bytes) })
     }
 
     /// Reads `extent` into `buffer`.
@@ -127,8 +126,8 @@ impl Spool {
     /// Writes what waits.
     pub fn close(&mut self, scratch: &Scratch) -> Result<()> {
         if !self.open.is_empty() {
-            let next = Vec::with_capacity(SPOOL_BYTES + SPOOL_BYTES / 8);
-            self.closed.push(scratch.put(std::mem::replace(&mut self.open, next))?);
+            self.closed.push(scratch.put(&self.open)?);
+            self.open.clear();
         }
         Ok(())
     }

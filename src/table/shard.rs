@@ -42,13 +42,15 @@ fn fit(n: usize) -> u32 {
     u32::try_from(n).unwrap_or(u32::MAX)
 }
 
-impl Shard {
+impl Default for Shard {
     /// An empty shard.
-    pub fn new() -> Self {
+    fn default() -> Self {
         let (places, blocks, counts) = (Vec::new(), Vec::new(), Vec::new());
         Self { slots: vec![0; SLOTS], places, blocks, counts, block_bytes: 0 }
     }
+}
 
+impl Shard {
     /// Its memory in bytes.
     pub fn bytes(&self) -> u64 {
         let lists = self.slots.capacity() * 8 + self.places.capacity() * 4 + self.counts.capacity() * 8;
@@ -80,28 +82,45 @@ impl Shard {
         self.record(self.places[local as usize]).1
     }
 
+    /// The block of a place, and the byte in it.
+    fn parts(place: u32) -> (usize, usize) {
+        ((place >> WITHIN_BITS) as usize, (place & ((1 << WITHIN_BITS) - 1)) as usize * UNIT)
+    }
+
     /// The number and the text of the record at `place`.
     fn record(&self, place: u32) -> (u32, &[u8]) {
-        let within = (place & ((1 << WITHIN_BITS) - 1)) as usize * UNIT;
-        let record = &self.blocks[(place >> WITHIN_BITS) as usize][within..];
+        let (block, within) = Self::parts(place);
+        let record = &self.blocks[block][within..];
         let (head, rest) = record.split_at(HEAD);
         let number = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| head[at + i]));
         (number(4), &rest[..number(0) as usize])
     }
 
-    /// Reads the memory that lookups of labels with these hashes need, so that it is in the caches.
-    pub fn fetch(&self, hashes: impl Iterator<Item = u64> + Clone) {
+    /// Reads the memory that lookups of labels with these hashes and lengths need, so that it is in the caches.
+    pub fn fetch(&self, labels: impl Iterator<Item = (u64, usize)> + Clone) {
         let mask = self.slots.len() - 1;
-        // No branch depends on the values, so the reads overlap.
-        black_box(hashes.clone().fold(0, |all, hash| all ^ self.slots[low(hash) as usize & mask]));
-        let places = hashes.filter_map(|hash| match self.slots[low(hash) as usize & mask] >> 32 {
-            0 => None,
-            place => Some(low(place - 1)),
-        });
-        black_box(places.fold(0, |all, place| {
-            let within = (place & ((1 << WITHIN_BITS) - 1)) as usize * UNIT;
-            all ^ self.blocks[(place >> WITHIN_BITS) as usize][within]
+        // No branch depends on the slots, so the reads overlap.
+        black_box(labels.clone().fold(0, |all, (hash, _)| all ^ self.slots[low(hash) as usize & mask]));
+        // Nor on the records: where they begin and where they end.
+        black_box(labels.fold(0, |all, (hash, length)| {
+            let (_, slot) = self.find(low(hash), low(hash) as usize & mask);
+            let Some(place) = (slot >> 32).checked_sub(1) else { return all };
+            let (block, within) = Self::parts(low(place));
+            let block = &self.blocks[block];
+            all ^ block[within] ^ block[(within + HEAD + length).min(block.len()) - 1]
         }));
+    }
+
+    /// From slot `at` on, the first that is free, or has this hash: where, and what it holds.
+    fn find(&self, hash: u32, mut at: usize) -> (usize, u64) {
+        let mask = self.slots.len() - 1;
+        loop {
+            let slot = self.slots[at];
+            if slot == 0 || low(slot) == hash {
+                return (at, slot);
+            }
+            at = (at + 1) & mask;
+        }
     }
 
     /// The number of `label`, and whether it is new.
@@ -110,15 +129,14 @@ impl Shard {
         let mask = self.slots.len() - 1;
         let mut at = hash as usize & mask;
         let known = loop {
-            let slot = self.slots[at];
+            let (found, slot) = self.find(hash, at);
+            at = found;
             if slot == 0 {
                 break None;
             }
-            if low(slot) == hash {
-                let (local, text) = self.record(low((slot >> 32) - 1));
-                if text == label {
-                    break Some(local);
-                }
+            let (local, text) = self.record(low((slot >> 32) - 1));
+            if text == label {
+                break Some(local);
             }
             at = (at + 1) & mask;
         };
@@ -180,11 +198,11 @@ mod tests {
     fn labels_keep_their_numbers() {
         let label = |n: u64| vec![b'a' + (n % 26) as u8; [0, 1, 7, 8, 40, 70_000][(n % 6) as usize]];
         let label = |n: u64| [n.to_string().into_bytes(), label(n)].concat();
-        let (mut shard, mut known) = (Shard::new(), HashMap::new());
+        let (mut shard, mut known) = (Shard::default(), HashMap::new());
         let numbers = (0..6000).map(|i| i * i % 1511);
         for group in numbers.collect::<Vec<u64>>().chunks(50) {
             let hash = |n: u64| (n / 3) | (n << 40);
-            shard.fetch(group.iter().map(|&n| hash(n)));
+            shard.fetch(group.iter().map(|&n| (hash(n), label(n).len())));
             for &n in group {
                 let next = fit(known.len());
                 let is_new = !known.contains_key(&n);

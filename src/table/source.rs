@@ -21,6 +21,11 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
+/// How much memory a frame takes while it becomes a batch, in frames: the allocator keeps as much again of what was freed.
+const FRAMES_HELD: u64 = 4;
+/// Frames that each thread makes into batches before the batches are handed on.
+const BATCHED: usize = 8;
+
 /// How a mode's column becomes indices.
 #[derive(Debug)]
 enum ModeIndex {
@@ -262,6 +267,7 @@ fn identity(file: Option<&OpenedFile>, options: &TableOptions) -> Result<Option<
 
 /// The bin of a time: `scale` parts of a second make up its unit if it is a number.
 fn bin(bins: TimeBins, scale: Option<i64>, clock: &mut Clock<'_>, time: i64) -> Option<i64> {
+    let time = super::time::decided(time, scale.is_some());
     let civil = match scale {
         Some(parts) => clock.civil(time.div_euclid(parts))?,
         None => time,
@@ -327,7 +333,8 @@ impl Merging<'_> {
                 let (index, kind) = self.dictionary(dictionary, mode, &mut writer)?;
                 (index, kind, false)
             }
-            (ReadColumn::Times(is_number, range), Treatment::Time(bins)) => {
+            (ReadColumn::Times(facts), Treatment::Time(bins)) => {
+                let (is_number, range) = facts.decided();
                 let index = self.times(bins, is_number, range, offset, mode, &mut writer)?;
                 let cyclic = bins.cycle().is_some();
                 (index, if cyclic { LabelKind::Cyclic } else { LabelKind::Time }, !cyclic)
@@ -578,16 +585,20 @@ impl Source for Table {
         let (held, frame) = (self.held_bytes(), self.frame_bytes());
         let help = "fewer labels in memory: a smaller `memory` while the table is read";
         let help = if held > 8 * frame { help } else { "" };
-        SourceMemory { least: held + 2 * frame, most: held + 2 * frame * 2 * threads as u64, help }
+        SourceMemory {
+            least: held + FRAMES_HELD * frame,
+            most: held + FRAMES_HELD * frame * (BATCHED * threads) as u64,
+            help,
+        }
     }
 
     fn limit(&mut self, bytes: u64) {
-        let group = bytes.saturating_sub(self.held_bytes()) / (2 * self.frame_bytes()).max(1);
+        let group = bytes.saturating_sub(self.held_bytes()) / (FRAMES_HELD * self.frame_bytes()).max(1);
         self.group = usize::try_from(group).unwrap_or(usize::MAX).max(1);
     }
 
     fn drain(&mut self, sink: &mut dyn FnMut(Batch) -> Result<()>) -> Result<Extent> {
-        let group = self.group.min(2 * rayon::current_num_threads());
+        let group = self.group.min(BATCHED * rayon::current_num_threads());
         let mut indices: Vec<Option<Vec<Vec<u32>>>> = self.modes.iter().map(|_| None).collect();
         let mut epoch = usize::MAX;
         for frames in self.frames.chunk_by(|a, b| a.epoch == b.epoch).flat_map(|frames| frames.chunks(group))

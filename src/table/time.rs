@@ -214,7 +214,41 @@ fn parse_digits(text: &[u8], digits: &[u8]) -> Option<Moment> {
         return None;
     }
     let below = text.starts_with(b"-") && fraction.iter().any(|&b| b != b'0');
-    Some(Moment::Number(number(whole)? - i64::from(below)))
+    let number = number(whole)?.checked_sub(below.into())?;
+    (number >= i64::MIN + UNDECIDED).then_some(Moment::Number(number))
+}
+
+/// Digits that may be a year, or a date, or a number are less than this.
+const UNDECIDED: i64 = 100_000_000;
+
+/// The number that four or eight digits are, if they are no date.
+#[must_use]
+pub fn digits(text: &[u8]) -> Option<i64> {
+    let text = text.trim_ascii();
+    let may_be_date = matches!(text.len(), 4 | 8) && text.iter().all(u8::is_ascii_digit);
+    may_be_date.then(|| text.iter().fold(0, |all, b| 10 * all + i64::from(b - b'0')))
+}
+
+/// How such a number waits until all rows are known: below all other times.
+#[must_use]
+pub fn undecided(number: i64) -> i64 {
+    i64::MIN + number
+}
+
+/// A time that may have waited: now it is known whether the column holds numbers.
+#[must_use]
+pub fn decided(time: i64, is_number: bool) -> i64 {
+    let digits = time.wrapping_sub(i64::MIN);
+    if !(0..UNDECIDED).contains(&digits) {
+        return time;
+    }
+    let (year, month, day) =
+        if digits < 10_000 { (digits, 1, 1) } else { (digits / 10_000, digits / 100 % 100, digits % 100) };
+    let date = || {
+        let (month, day) = (i8::try_from(month).ok()?, i8::try_from(day).ok()?);
+        civil(Date::new(i16::try_from(year).ok()?, month, day).ok()?.at(0, 0, 0, 0))
+    };
+    if is_number { digits } else { date().map_or(digits, |(seconds, _)| seconds) }
 }
 
 /// The labels of bins: `2024-03`, `2024-W09`, `2024-03-05T14`.
@@ -373,6 +407,13 @@ mod tests {
         assert_eq!(number("964982703"), Some(Moment::Number(964_982_703)));
         assert_eq!(number("-1.5"), Some(Moment::Number(-2)));
         assert_eq!(number("1999"), Some(Moment::Civil(915_148_800, 0)));
+        for text in ["1999", "0999", "19991231", "00010101"] {
+            let digits = digits(text.as_bytes()).unwrap();
+            assert_eq!(decided(undecided(digits), true), text.parse::<i64>().unwrap());
+            assert_eq!(decided(undecided(digits), false), at(text, "UTC"), "{text}");
+        }
+        assert_eq!((decided(-5, true), decided(i64::MAX, false)), (-5, i64::MAX));
+        assert_eq!(number(&i64::MIN.to_string()), None);
         assert_eq!(parts_of_a_second(0, 964_982_703), 1);
         assert_eq!(parts_of_a_second(0, 1_425_941_529_000), 1_000);
         assert_eq!(parts_of_a_second(-1_425_941_529_000_000_000, 0), 1_000_000_000);

@@ -1,5 +1,5 @@
-//! CP-ALS by the definition, for tests: dense, in f64, nothing normalised; models as dense tensors; decompositions on the host; planted tensors
-//! whose components nearly depend on each other.
+//! CP-ALS by its definition, for tests: dense, in f64, without normalization; models as dense tensors; decompositions on the host; planted tensors
+//! with nearly collinear components.
 
 #![allow(dead_code, reason = "every test uses a part")]
 #![allow(clippy::unwrap_used, reason = "a test ends where something fails")]
@@ -75,7 +75,7 @@ pub fn rows<T: Real>(factor: &Matrix<T>) -> Vec<Vec<f64>> {
     (0..factor.rows()).map(|i| factor.row(i).iter().map(|x| x.widen()).collect()).collect()
 }
 
-/// One iteration: every factor in turn is the solution of its normal equations, with `ridge` where the other factors have
+/// One iteration: every factor in turn solves its normal equations, with `ridge`, while the other factors have
 /// columns of length one.
 pub fn naive_iteration(tensor: &Dense, factors: &mut [Vec<Vec<f64>>], ridge: f64) {
     let rank = factors[0][0].len();
@@ -129,7 +129,7 @@ fn solve(mut a: Vec<Vec<f64>>, mut b: Vec<f64>) -> Vec<f64> {
     b
 }
 
-/// A decomposition without end but `max_iters`; a checkpoint after each iteration where one is named, resumed or not.
+/// A decomposition that ends only at `max_iters`, with a checkpoint after each iteration if one is named, resumed or not.
 pub fn job(
     store: &Store,
     settings: Settings,
@@ -167,12 +167,12 @@ pub fn widened(factor: &Matrix<f32>) -> Matrix<f64> {
     Matrix::from_rows(factor.rows(), factor.columns(), factor.data().iter().map(|&x| x.into()).collect())
 }
 
-/// The nearest number of f32.
+/// The nearest f32 number.
 fn rounded(x: f64) -> f64 {
     f64::from(f32::nearest(x))
 }
 
-/// Numbers of mean 0 and variance 1, near enough to normal ones.
+/// Numbers of mean 0 and variance 1, approximately normal.
 struct Numbers(Counter, u64);
 
 impl Numbers {
@@ -197,12 +197,12 @@ pub struct Planted {
     pub factors: Vec<Matrix<f32>>,
 }
 
-/// Dims of real data whose fits f32 once lost.
+/// Dims of real data for which f32 once lost digits of the fit.
 pub const DIMS: [u64; 6] = [3, 66, 11, 3300, 10725, 23];
 
 impl Planted {
-    /// Pairs of components whose columns differ by `distance`, each pair on a support of its own, with noise. The weights of a pair are of
-    /// one size, or with `cancel` each other's negatives, so that the difference alone is the tensor.
+    /// Pairs of components whose columns differ by `distance`, each pair on its own support, with noise. The weights of a pair are of
+    /// one magnitude, or with `cancel` each other's negatives, so that the tensor is their difference.
     pub fn new(dims: &[u64], rank: usize, support: &[usize], distance: f64, cancel: bool) -> Self {
         let mut numbers = Numbers::new(7);
         let order = dims.len();

@@ -1,4 +1,4 @@
-//! What the tests share: tensors in memory, stores packed from them, runs, and directories as values.
+//! Code that tests share: tensors in memory, stores packed from them, runs, and directories as values.
 
 #![allow(dead_code, reason = "every test uses a part")]
 #![allow(clippy::unwrap_used, reason = "a test ends where something fails")]
@@ -24,7 +24,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::xxh3_64;
 
-/// What messages say of the system's error `number`.
+/// The words of messages for the system's error `number`.
 pub fn system_words(number: &str) -> String {
     let Ok(number) = number.parse() else { return number.to_owned() };
     let text = std::io::Error::from_raw_os_error(number).to_string();
@@ -88,14 +88,14 @@ impl Tensor {
         writer.finish().unwrap()
     }
 
-    /// Coordinates and value bits, sorted: what a store must give back where nothing repeats.
+    /// Coordinates and value bits, sorted: what a store must return if no coordinates repeat.
     pub fn sorted(&self) -> Vec<(Vec<u32>, u64)> {
         let mut rows: Vec<_> = self.rows().map(|(row, value)| (row.to_vec(), value.to_bits())).collect();
         rows.sort_unstable();
         rows
     }
 
-    /// Drains a source.
+    /// Reads a source to its end.
     pub fn read(source: &mut dyn Source) -> Result<Self> {
         let mut tensor = Self::default();
         let extent = source.drain(&mut |batch| {
@@ -107,7 +107,7 @@ impl Tensor {
     }
 }
 
-/// Hands a tensor over in batches of a thousand nonzeros.
+/// Delivers a tensor in batches of a thousand nonzeros.
 impl Source for &Tensor {
     fn name(&self) -> String {
         "tensor in memory".into()
@@ -122,7 +122,7 @@ impl Source for &Tensor {
     }
 }
 
-/// What a value is made of: one function from 64 random bits for each kind of values.
+/// Kinds of values: for each, a function of 64 random bits.
 pub mod values {
     pub fn one(_: u64) -> f64 {
         1.0
@@ -149,7 +149,7 @@ pub mod values {
         (bits >> 41) as f64 * (1.0 / (1u64 << 22) as f64) - 1.0
     }
 
-    /// A few values that f32 does not hold, and the negative zero.
+    /// A few values that are not exact in f32, and the negative zero.
     pub fn few(bits: u64) -> f64 {
         [0.1, -0.3, 1.0 / 3.0, -0.0, 1e-9][(bits % 5) as usize]
     }
@@ -276,7 +276,7 @@ pub fn options(target: &Path, kind: Kind, chunk_bytes: u64) -> PackOptions {
     }
 }
 
-/// Packs without watching.
+/// Packs without progress.
 pub fn pack(sys: &Sys, source: &mut dyn Source, options: &PackOptions) -> Result<PackReport> {
     blco::internals::pack::pack(sys, source, options, &|_, _, _| ())
 }
@@ -345,7 +345,7 @@ pub fn run_by_cover<T: Real>(
     Ok(op.finish())
 }
 
-/// The same from mode-sorted copies, which a first pass builds.
+/// The same from mode-sorted copies, which the first pass builds.
 pub fn run_from_copies<T: Real>(
     store: &Store,
     factors: &[Matrix<T>],
@@ -428,7 +428,7 @@ pub fn with_columns(store: &Store, change: impl FnOnce(&mut [u8])) -> Store {
     with_section(store, SectionKind::Columns, change)
 }
 
-/// The same of any section.
+/// The same for any section.
 pub fn with_section(store: &Store, kind: SectionKind, change: impl FnOnce(&mut [u8])) -> Store {
     let path = store.chunk_path(0);
     let mut file = std::fs::read(&path).unwrap();
@@ -447,7 +447,7 @@ pub fn with_section(store: &Store, kind: SectionKind, change: impl FnOnce(&mut [
     Store::open(&Sys::default(), store.path()).unwrap()
 }
 
-/// The same store with another manifest, which all its chunks say that they belong to.
+/// The same store with another manifest, to which all its chunks claim to belong.
 pub fn with_manifest(store: &Store, change: impl FnOnce(&mut Manifest)) -> Store {
     let mut manifest = store.manifest().clone();
     change(&mut manifest);

@@ -1,5 +1,5 @@
-//! Tests that run in the process that talks to the driver: on the CUDA device there is, or on the mock driver, in a process of
-//! its own.
+//! Tests that run in the process that calls the driver: on a CUDA device if there is one, or on the mock driver in another
+//! process.
 
 use blco::internals::backend::cuda::driver::Device;
 use std::process::{Command, Output};
@@ -8,7 +8,7 @@ use std::sync::Arc;
 /// Set in the processes that tests start.
 const CHILD: &str = "BLCO_ON_THE_MOCK";
 
-/// Runs a test on the device there is, or all of test `name` of a module in another process on the mock driver.
+/// Runs a test on the device, or else test `name` of a module in another process on the mock driver.
 pub fn on_a_device(module: &str, name: &str, test: impl FnOnce(&Arc<Device>)) {
     match (Device::open(0), std::env::var_os(CHILD)) {
         (Ok(device), _) => test(&device),
@@ -26,7 +26,7 @@ pub fn on_a_device(module: &str, name: &str, test: impl FnOnce(&Arc<Device>)) {
 /// Runs test `name` of a module in another process, on the mock driver if there is one.
 pub fn on_the_mock(module: &str, name: &str, env: &[(&str, &str)]) -> Output {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    // Tests are called by their paths in the crate.
+    // Tests are named by their paths in the crate.
     let test = module.split("::").skip(1).chain([name]).collect::<Vec<_>>().join("::");
     command.args([&test, "--exact", "--nocapture", "--include-ignored"]).env(CHILD, "1");
     if let Some(directory) = std::env::var_os("BLCO_MOCK_CUDA") {

@@ -1,6 +1,6 @@
-//! What a loss of power may leave of a directory: every state that follows from a record of what was changed in it.
+//! The states in which a loss of power may leave a directory, computed from a record of its changes.
 //!
-//! What was synced before is there. Of the rest, anything may be there or not:
+//! What was synced before survives. Of the rest, anything may survive:
 //!
 //! * names (created, renamed, exchanged, removed): in any number, in the order in which they were given within one directory
 //!   ([`Names::InOrder`]), or each name by itself ([`Names::Alone`]); a rename is one step, in both directories or in neither,
@@ -8,8 +8,8 @@
 //! * contents: as they were after any of the writes, at that length or with zeros up to the last length; any pages of 4096
 //!   bytes without the others; cut off at any page.
 //!
-//! Power can be lost anywhere. Since nothing but a sync takes states away, those right before each sync and at the end
-//! are all. They are enumerated up to [`Losses::limit`] at each such point, and drawn with a seed beyond; equal ones are tried once.
+//! Power can be lost at any moment. Only a sync removes states, so those right before each sync and at the end
+//! are all states. They are enumerated up to [`Losses::limit`] at each such moment and drawn with a seed beyond. Equal ones are tried once.
 
 use super::common::tree;
 use blco::internals::random::Counter;
@@ -25,19 +25,19 @@ use xxhash_rust::xxh3::xxh3_64;
 
 const PAGE: usize = 4096;
 
-/// In what order names that are not durable survive.
+/// The order in which names that are not durable survive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Names {
     /// Those of one directory in the order in which they were given; directories independently.
     InOrder,
-    /// Every name by itself.
+    /// Every name independently.
     Alone,
 }
 
 /// A file or directory, by its place in [`Trace::nodes`].
 type Node = usize;
 
-/// What a node held before anything was recorded; what is created later begins empty.
+/// The contents of a node before the record; nodes that are created later begin empty.
 #[derive(Clone, Debug)]
 enum Held {
     File(Rc<Vec<u8>>),
@@ -47,7 +47,7 @@ enum Held {
 /// One indivisible change.
 #[derive(Debug)]
 enum Change {
-    /// In these directories these names lead to these nodes from now on, or to nothing.
+    /// From now on, these names in these directories lead to these nodes, or to nothing.
     Names(Vec<(Node, OsString, Option<Node>)>),
     Write {
         node: Node,
@@ -58,7 +58,7 @@ enum Change {
     SyncAll,
 }
 
-/// A directory as it was, with the numbers of what is in it.
+/// A directory before the record, with the numbers of its entries.
 #[derive(Clone)]
 pub struct Before {
     root: PathBuf,
@@ -89,18 +89,18 @@ impl Before {
     }
 }
 
-/// What was done in a directory, name by name and write by write.
+/// The changes in a directory, name by name and write by write.
 pub struct Trace {
     root: PathBuf,
     nodes: Vec<Held>,
     /// The numbers that the system gave the nodes.
     inodes: Vec<u64>,
     changes: Vec<Change>,
-    /// Where the promises were given: changes until then.
+    /// The number of changes before each promise.
     promises: Vec<usize>,
 }
 
-/// Resolves paths while the steps are taken again.
+/// Resolves paths while the steps are repeated.
 struct Replay {
     root: PathBuf,
     now: Vec<Held>,
@@ -139,7 +139,7 @@ impl Replay {
         self.changes.push(Change::Names(slots));
     }
 
-    /// Removes a name; what is in a directory goes first.
+    /// Removes a name, and a directory's entries before the directory.
     fn remove(&mut self, (directory, name): (Node, OsString)) {
         let Some(&node) = self.names(directory).get(&name) else { return };
         if let Held::Directory(names) = &self.now[node] {
@@ -208,16 +208,16 @@ fn write(contents: &mut Vec<u8>, offset: usize, bytes: &[u8]) {
     contents[offset..offset + bytes.len()].copy_from_slice(bytes);
 }
 
-/// What is found in a state: nodes, with the contents of files.
+/// The contents of a state: nodes, with the contents of files.
 type State = BTreeMap<PathBuf, (Node, Option<Rc<Vec<u8>>>)>;
 
-/// A file that holds numbers of files and directories: these survive a loss of power, but what is built here gets others.
+/// A file that holds numbers of files and directories. These survive a loss of power, but the states built here have others.
 const NUMBERED: &str = "publishing";
 
-/// What was tried.
+/// Counts of tried states.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Tried {
-    /// Moments at which power was lost, and those of them whose states were drawn, since there are too many.
+    /// Moments at which power was lost, and those with too many states, which were drawn.
     pub moments: usize,
     pub drawn: usize,
     /// States that were built, and different ones, each of which was tried.
@@ -225,21 +225,21 @@ pub struct Tried {
     pub distinct: usize,
 }
 
-/// How many states are tried.
+/// The number of states to try.
 #[derive(Clone, Copy, Debug)]
 pub struct Losses {
     pub names: Names,
-    /// States at one moment: where there are more, so many are drawn.
+    /// The most states at one moment. If there are more, this number is drawn.
     pub limit: usize,
     pub seed: u64,
 }
 
 impl Trace {
-    /// The steps that were taken from `before` on, after which the directory is as it is now. A promise is a number of steps
-    /// after which a program had said that something is done.
+    /// The steps since `before`, which lead to the current directory. A promise is a number of steps
+    /// after which a program had reported that something is done.
     ///
     /// # Panics
-    /// If the steps lead elsewhere: something has changed the directory past the seam.
+    /// If the steps lead elsewhere, because something has changed the directory without `Sys`.
     pub fn new(before: Before, steps: &[Step], promises: &[usize]) -> Self {
         let Before { root, nodes, by_inode } = before;
         let mut inodes = vec![0; nodes.len()];
@@ -247,7 +247,7 @@ impl Trace {
             inodes[node] = inode;
         }
         let mut replay = Replay { root, now: nodes.clone(), inodes, by_inode, changes: Vec::new() };
-        // Changes after so many steps.
+        // The changes of the first steps.
         let mut reached = vec![0];
         for step in steps {
             replay.take(step);
@@ -272,20 +272,20 @@ impl Trace {
         trace
     }
 
-    /// What is there when nothing is lost.
+    /// The state if nothing is lost.
     fn end(&self) -> State {
         let end = self.changes.len();
         let all = self.directories((0..end).map(|_| true));
         Self::visible(&all, |node| Rc::new(self.contents(node, end).pop().unwrap()))
     }
 
-    /// Makes the directory what it was in the end.
+    /// Restores the final directory.
     pub fn build_end(&self) {
         self.build(&self.end());
     }
 
-    /// Changes of names that must have been kept once `end` changes were made and power is lost: those that were synced, and
-    /// what they follow.
+    /// Changes of names that must survive a loss of power after `end` changes: synced ones, and
+    /// those that they follow.
     fn durable(&self, end: usize, names: Names) -> Vec<bool> {
         let mut durable = vec![false; end];
         for i in (0..end).rev() {
@@ -300,7 +300,7 @@ impl Trace {
         durable
     }
 
-    /// What the order of the change `i` of names goes by.
+    /// The key by which the change `i` of names is ordered.
     fn chains(&self, i: usize, names: Names) -> Vec<(Node, Option<&OsString>)> {
         let Change::Names(slots) = &self.changes[i] else { return Vec::new() };
         slots.iter().map(|slot| (slot.0, (names == Names::Alone).then_some(&slot.1))).collect()
@@ -341,7 +341,7 @@ impl Trace {
         nodes
     }
 
-    /// What is found from the root on, files as `contents` says.
+    /// The contents from the root on, with files by `contents`.
     fn visible(nodes: &[Held], mut contents: impl FnMut(Node) -> Rc<Vec<u8>>) -> State {
         let mut state = State::new();
         let mut waiting = vec![(0, PathBuf::new())];
@@ -360,7 +360,7 @@ impl Trace {
         state
     }
 
-    /// What the file `node` held at its last sync before `end`, and after each write since.
+    /// The contents of the file `node` at its last sync before `end`, and after each later write.
     fn contents(&self, node: Node, end: usize) -> Vec<Vec<u8>> {
         let Held::File(start) = &self.nodes[node] else { panic!("a directory where a file was") };
         let mut versions = vec![start.to_vec()];
@@ -379,7 +379,7 @@ impl Trace {
         versions
     }
 
-    /// All that the file `node` may hold when power is lost after `end` changes; first what it held.
+    /// All possible contents of the file `node` if power is lost after `end` changes; the actual contents come first.
     fn possible(&self, node: Node, end: usize, seed: u64) -> Vec<Rc<Vec<u8>>> {
         let versions = self.contents(node, end);
         let (first, last) = (&versions[0], &versions[versions.len() - 1]);
@@ -414,8 +414,8 @@ impl Trace {
         possible.into_iter().map(Rc::new).collect()
     }
 
-    /// Builds every state that a loss of power may leave, in the place of the directory, and has `check` look at it and at how
-    /// many of the promises had been given.
+    /// Builds every state that a loss of power may leave, in place of the directory, and calls `check` with it and with the
+    /// number of promises that were given.
     pub fn lose_power(&self, losses: Losses, mut check: impl FnMut(usize)) -> Tried {
         let syncs =
             |i: &usize| matches!(self.changes.get(*i), Some(Change::Sync(_) | Change::SyncAll) | None);
@@ -441,7 +441,7 @@ impl Trace {
         tried
     }
 
-    /// The states after `end` changes, and whether these are all.
+    /// The states after `end` changes, and whether these are all states.
     fn states(&self, end: usize, losses: Losses) -> (Vec<State>, bool) {
         let durable = self.durable(end, losses.names);
         let mut possible: HashMap<Node, Vec<Rc<Vec<u8>>>> = HashMap::new();
@@ -462,7 +462,7 @@ impl Trace {
                 return (states, true);
             }
         }
-        // Many: how much is lost is drawn too, so that little of all and all of little are among them.
+        // Too many: the share of losses is drawn too, so that states with few and with many losses are among them.
         states.clear();
         for k in 0..losses.limit as u64 {
             let random = Counter::new(losses.seed, (end as u64) << 32 | k);
@@ -483,7 +483,7 @@ impl Trace {
                 .unwrap();
         }
         let mut now = HashMap::new();
-        // Directories come before what is in them.
+        // Directories come before their entries.
         for (path, (node, contents)) in state {
             let path = self.root.join(path);
             match contents {
@@ -501,7 +501,7 @@ impl Trace {
     }
 }
 
-/// The text with numbers of what is there as they are `now`; `None` where it is torn.
+/// The text with the current numbers of files and directories; `None` if it is torn.
 fn renumbered(text: &[u8], now: &HashMap<u64, u64>) -> Option<Vec<u8>> {
     let mut text: serde_json::Value = serde_json::from_slice(text).ok()?;
     for inode in text["inodes"].as_array_mut()? {
@@ -510,10 +510,10 @@ fn renumbered(text: &[u8], now: &HashMap<u64, u64>) -> Option<Vec<u8>> {
     serde_json::to_vec(&text).ok()
 }
 
-/// Runs through all sequences of choices, of which each may depend on those before.
+/// Enumerates all sequences of choices. A choice may depend on those before.
 #[derive(Default)]
 struct Odometer {
-    /// What was chosen, of how many.
+    /// Each choice, and the number of its alternatives.
     digits: Vec<(usize, usize)>,
     turn: usize,
 }
@@ -541,7 +541,7 @@ impl Odometer {
     }
 }
 
-/// Says what the state was in which a check has failed.
+/// Prints the state in which a check has failed.
 struct Shown<'a> {
     state: &'a State,
     end: usize,

@@ -1,4 +1,4 @@
-//! The programs as users run them, and a Python to hold what they write against.
+//! The programs as users run them, and a Python to check their output.
 
 #![allow(dead_code, reason = "every test uses a part")]
 #![allow(clippy::print_stderr, reason = "says what was skipped")]
@@ -17,7 +17,7 @@ pub fn command(name: &str, dir: &Path, args: &[&str]) -> Command {
     command
 }
 
-/// Runs lines of a shell in `dir`, where the programs are found by their names. It ends at the first that fails.
+/// Runs shell lines in `dir`, with the programs on the path. It ends at the first line that fails.
 pub fn shell(lines: &str, dir: &Path) -> Output {
     let programs = cargo_bin("blco-pack").parent().unwrap().to_path_buf();
     let others = std::env::var_os("PATH").unwrap_or_default();
@@ -25,7 +25,7 @@ pub fn shell(lines: &str, dir: &Path) -> Output {
     Command::new("sh").args(["-e", "-c", lines]).current_dir(dir).env("PATH", path).output().unwrap()
 }
 
-/// Where to compute: on the CPU, and on the mock GPU where there is one, or with `BLCO_REAL_CUDA=1` the machine's.
+/// Backends to test: the CPU, and the mock GPU if it was built, or the machine's with `BLCO_REAL_CUDA=1`.
 pub fn backends() -> Vec<&'static str> {
     let has_gpu =
         std::env::var_os("BLCO_MOCK_CUDA").is_some() || std::env::var_os("BLCO_REAL_CUDA").is_some();
@@ -35,7 +35,7 @@ pub fn backends() -> Vec<&'static str> {
     if has_gpu && cfg!(feature = "cuda") { vec!["cpu", "cuda"] } else { vec!["cpu"] }
 }
 
-/// Runs a program in `dir`, which has to succeed: its report.
+/// Runs a program in `dir`, which must succeed, and returns its report.
 pub fn program(name: &str, dir: &Path, args: &[&str]) -> serde_json::Value {
     let mut command = Command::new(cargo_bin(name));
     command.current_dir(dir).args(args).arg("--json").env("BLCO_MEMORY_MIN", "0");
@@ -47,7 +47,7 @@ pub fn program(name: &str, dir: &Path, args: &[&str]) -> serde_json::Value {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-/// A Python that has numpy and zstandard: `BLCO_PYTHON`, or `python3`. `None` where there is none and nobody promised one.
+/// A Python with numpy and zstandard: `BLCO_PYTHON`, or `python3`. `None` if there is none and `BLCO_PYTHON` is not set.
 pub fn python() -> Option<String> {
     let promised = std::env::var("BLCO_PYTHON").ok();
     let python = promised.clone().unwrap_or_else(|| "python3".into());
@@ -66,15 +66,15 @@ pub fn script(python: &str, name: &str, dir: &Path, args: &[&str]) -> Output {
     Command::new(python).current_dir(dir).arg(script).args(args).output().unwrap()
 }
 
-/// Whether this test was started with signal `number` ignored, as what a shell puts into the background has SIGINT: programs that it
-/// starts ignore it too.
+/// Whether this test was started with signal `number` ignored, as SIGINT is for a shell's background commands. Programs that it
+/// starts ignore the signal too.
 pub fn is_ignored(number: u32) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     mask.is_some_and(|mask| u64::from_str_radix(mask.trim(), 16).unwrap() >> (number - 1) & 1 == 1)
 }
 
-/// The signal that asks a program to stop: SIGINT, or SIGTERM where that is ignored.
+/// The signal that asks a program to stop: SIGINT, or SIGTERM if that is ignored.
 pub fn interrupt() -> &'static str {
     if is_ignored(2) { "TERM" } else { "INT" }
 }

@@ -1,4 +1,4 @@
-//! TTV on the host, by the way that a store has for it.
+//! TTV on the host, in the way that suits the store.
 
 #![allow(dead_code, reason = "every test uses a part")]
 
@@ -38,8 +38,8 @@ pub fn streamed<T: Real>(
     op.finish().map(|(elements, _)| elements)
 }
 
-/// TTV along `mode`, with at most `memory` bytes for partial results and the others in files in `runs`; how many elements
-/// `sink` got.
+/// TTV along `mode`, with at most `memory` bytes for partial results and the others in files in `runs`. Returns the number of elements
+/// that `sink` got.
 pub fn ttv<T: Real>(
     store: &Store,
     mode: usize,

@@ -1,4 +1,4 @@
-//! Elements of TTV as values, and the definition of what they are to be.
+//! Elements of TTV as values, and their definition.
 
 use crate::common::Tensor;
 use blco::internals::dense::Real;
@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 /// Coordinates without the mode of the vector, and value.
 pub type Elements = Vec<(Vec<u32>, f64)>;
 
-/// The definition: for each element its sum, the same over absolute values, and how many were added.
+/// The definition: for each element its sum, the sum of absolute values, and the number of terms.
 pub fn oracle<T: Real>(tensor: &Tensor, mode: usize, x: &[T]) -> BTreeMap<Vec<u32>, (f64, f64, f64)> {
     let mut sums = BTreeMap::new();
     for (row, value) in tensor.rows() {
@@ -22,7 +22,7 @@ pub fn oracle<T: Real>(tensor: &Tensor, mode: usize, x: &[T]) -> BTreeMap<Vec<u3
     sums
 }
 
-/// Holds elements against the definition: the same coordinates, and values within what roundings can add up to.
+/// Compares elements with the definition: equal coordinates, and values within the bound of rounding errors.
 pub fn compare<T: Real>(found: &Elements, tensor: &Tensor, mode: usize, x: &[T], what: &str) {
     let wanted = oracle(tensor, mode, x);
     let mut seen = found.clone();

@@ -1,7 +1,7 @@
-//! Establishes how a decomposition ends that is not left in peace: killed at any moment, interrupted, or at a call of the operating
-//! system or of the CUDA driver that fails. It leaves no result, only whole checkpoints, and what `--resume` (or, without a checkpoint
-//! yet, the same command) makes of them has the bits of an undisturbed run. `BLCO_KILLS=1000` kills so often, `BLCO_EVERY_CALL=1`
-//! fails every call, not a selection.
+//! Establishes how a disturbed decomposition ends: killed at any moment, interrupted, or at a failing call of the operating
+//! system or the CUDA driver. It leaves no result, only whole checkpoints. `--resume` (or, without a checkpoint
+//! yet, the same command) gives the bits of an undisturbed run. `BLCO_KILLS=1000` sets the number of kills; `BLCO_EVERY_CALL=1`
+//! fails every call instead of a selection.
 
 #![allow(clippy::unwrap_used, reason = "a test ends where something fails")]
 #![allow(clippy::print_stderr, reason = "says what was skipped")]
@@ -20,7 +20,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant, SystemTime};
 use tempfile::TempDir;
 
-/// Where to compute: on the CPU, and on the mock GPU where there is one, or with `BLCO_REAL_CUDA=1` the machine's. Runs on a GPU are
+/// Backends to test: the CPU, and the mock GPU if it was built, or the machine's with `BLCO_REAL_CUDA=1`. Runs on a GPU are
 /// deterministic, so that bits can be compared.
 fn backends() -> Vec<&'static [&'static str]> {
     const CPU: &[&str] = &["--backend", "cpu"];
@@ -33,7 +33,7 @@ fn backends() -> Vec<&'static [&'static str]> {
     vec![CPU]
 }
 
-/// The mock driver's directory, if it is to serve.
+/// The mock driver's directory, if it is used.
 fn mock() -> Option<PathBuf> {
     let real = std::env::var_os("BLCO_REAL_CUDA").is_some();
     std::env::var_os("BLCO_MOCK_CUDA").filter(|_| !real).map(PathBuf::from)
@@ -47,7 +47,7 @@ struct Place {
     backend: &'static [&'static str],
 }
 
-/// All that is the same in every run. Two starts, so that checkpoints hold the best one too.
+/// The common options of all runs. Two starts, so that checkpoints hold the best one too.
 const ALWAYS: &str =
     "t.blco --seed 3 --starts 2 --tol 0 --checkpoint c --every 1 --output o --report r.html --force -q";
 
@@ -80,7 +80,7 @@ impl Place {
         command
     }
 
-    /// Removes all that runs write.
+    /// Removes the output of runs.
     fn reset(&self) {
         for name in ["o", "c"] {
             drop(std::fs::remove_dir_all(self.path(name)));
@@ -88,7 +88,7 @@ impl Place {
         drop(std::fs::remove_file(self.path("r.html")));
     }
 
-    /// A run that must succeed: its results.
+    /// A run that must succeed. Returns its results.
     fn results(&self, more: &str) -> Tree {
         let output = self.command(more).output().unwrap();
         assert!(output.status.success(), "{more}: {}", String::from_utf8_lossy(&output.stderr));
@@ -96,10 +96,10 @@ impl Place {
         self.written()
     }
 
-    /// The results that are there.
+    /// The existing results.
     fn written(&self) -> Tree {
         let mut results = tree(&self.path("o"));
-        // The page says how long things took, too.
+        // The page has times, too.
         assert!(results.remove(&PathBuf::from("report.html")).is_some());
         let report = results.remove(&PathBuf::from("report.json")).unwrap().unwrap();
         let mut report: serde_json::Value = serde_json::from_slice(&report).unwrap();
@@ -111,7 +111,7 @@ impl Place {
         results
     }
 
-    /// Continues from the checkpoint without any other option than these: the results.
+    /// Continues from the checkpoint with only these options. Returns the results.
     fn resume_alone(&self, more: &str) -> Tree {
         let mut command = Command::new(cargo_bin("blco-cpd"));
         // Also from elsewhere.
@@ -124,13 +124,13 @@ impl Place {
         self.written()
     }
 
-    /// Continues from the checkpoint, or starts again where there is none: the results, and whether it continued.
+    /// Continues from the checkpoint, or starts again if there is none. Returns the results, and whether it continued.
     fn finish(&self, more: &str) -> (Tree, bool) {
         let resumes = self.path("c/current").exists();
         (self.results(&format!("{more}{}", if resumes { " --resume" } else { "" })), resumes)
     }
 
-    /// Nothing is there but whole checkpoints and, where a call failed after they had their names, whole results.
+    /// There are only whole checkpoints and, if a call failed after they got their names, whole results.
     fn is_whole(&self, when: &str, wanted: &Tree) {
         assert!(!self.path("o").exists() || self.written() == *wanted, "{when}: other results");
         assert!(self.path("o").exists() || !self.path("r.html").exists(), "{when}: a page alone");
@@ -139,7 +139,7 @@ impl Place {
         }
     }
 
-    /// Nothing but whole checkpoints is there.
+    /// There are only whole checkpoints.
     fn is_clean(&self, when: &str) {
         for name in ["o", "r.html", "c/next"] {
             assert!(!self.path(name).exists(), "{when}: {name} is there");
@@ -216,7 +216,7 @@ fn an_interrupted_run_leaves_its_checkpoint() {
         let facts: serde_json::Value = serde_json::from_slice(&facts).unwrap();
         let done = facts["facts"]["current"]["history"].as_array().unwrap().len();
         let more = format!("--max-iters {}", done + 2);
-        // As if it had been killed between replacing a checkpoint and removing the old one.
+        // The state after a kill between replacing a checkpoint and removing the old one.
         std::fs::create_dir(place.path("c/next")).unwrap();
         let resumed = if signal == "-INT" { place.finish(&more) } else { (place.resume_alone(&more), true) };
         place.reset();
@@ -224,7 +224,7 @@ fn an_interrupted_run_leaves_its_checkpoint() {
     }
 }
 
-/// A command with a name that is not UTF-8 is not recorded, so all of it continues.
+/// A command with a name that is not UTF-8 is not recorded, so continuing needs the whole command.
 #[test]
 fn an_interrupt_names_a_command_that_works() {
     let place = Place::new(&["--backend", "cpu"], "20,30,40", "3000");
@@ -281,7 +281,7 @@ fn every_failing_call_ends_a_run_with_its_error() {
     assert!(failed > 60 && resumed > 20, "{failed} calls failed, {resumed} resumed");
 }
 
-/// The mock's account of the last run, which is then forgotten. Nothing is alive in it.
+/// The mock's record of the last run, which is then removed. No object in it is alive.
 fn account(place: &Place, when: &str) -> HashMap<String, String> {
     let text = std::fs::read_to_string(place.path("log")).unwrap();
     std::fs::remove_file(place.path("log")).unwrap();
@@ -293,7 +293,7 @@ fn account(place: &Place, when: &str) -> HashMap<String, String> {
     account
 }
 
-/// A kernel that does not start leaves what was started before it at work: it ends before what it uses goes.
+/// If a kernel does not start, earlier ones are still running. They end before their memory is freed.
 #[test]
 fn every_failing_launch_ends_a_run_with_its_error() {
     if mock().is_none() {
@@ -355,7 +355,7 @@ fn every_failing_driver_call_ends_a_run_with_its_error() {
             let said = String::from_utf8_lossy(&output.stderr).into_owned();
             let call = account(&place, &said).remove("failed").unwrap();
             if output.status.success() {
-                // Calls that ask whether something is done vary in number; those that give back may fail unnoticed.
+                // Calls that poll vary in number; calls that free resources may fail unnoticed.
                 let released =
                     ["Free", "Destroy", "Release", "Unload", "Unregister", "SetCurrent", "Synchronize"];
                 assert!(call == "-" || released.iter().any(|name| call.contains(name)), "call {nth}, {call}");

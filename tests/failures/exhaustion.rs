@@ -1,4 +1,4 @@
-//! Where memory ends (`ulimit -v`, from too little to begin with to enough), every program does what it should, or ends with exit status 2,
+//! With any amount of memory (`ulimit -v`, from too little for the start to enough), every program succeeds, or ends with exit status 2,
 //! one line and nothing left: no panic, no abort, no temporary file. `BLCO_SWEEP=all` takes smaller steps.
 
 #![allow(clippy::unwrap_used, reason = "a test ends where something fails")]
@@ -14,7 +14,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-/// Runs a program with `kib` KiB of address space; without a bound where they are 0.
+/// Runs a program with `kib` KiB of address space; without a bound if 0.
 fn within(dir: &Path, kib: u64, program: &str, arguments: &[&str]) -> Output {
     let limit = if kib == 0 { "unlimited".to_owned() } else { kib.to_string() };
     let script = "ulimit -c 0; ulimit -v $0; exec \"$@\"";
@@ -41,7 +41,7 @@ fn inputs(dir: &Path) {
     std::fs::write(dir.join("t.tns.gz"), gzip.finish().unwrap()).unwrap();
 }
 
-/// Calls of every program. Where they write, it is `out`.
+/// Calls of every program. All write to `out`.
 const CALLS: [(&str, &str); 16] = [
     ("blco-info", "t.hocfs"),
     ("blco-info", "t.blco --verify"),
@@ -61,7 +61,7 @@ const CALLS: [(&str, &str); 16] = [
     ("blco-cpd", "--score model model"),
 ];
 
-/// Removes what a run has written.
+/// Removes the output of a run.
 fn without_output(dir: &Path) {
     for name in ["out", "out.blco", "out.hocfs", "out.tns", "out.npz", "points"] {
         drop(std::fs::remove_dir_all(dir.join(name)));
@@ -69,7 +69,7 @@ fn without_output(dir: &Path) {
     }
 }
 
-/// What is in `dir`, but for directories that hold nothing.
+/// The contents of `dir` without empty directories.
 fn files(dir: &Path) -> Vec<std::path::PathBuf> {
     tree(dir).into_iter().filter(|(_, contents)| contents.is_some()).map(|(path, _)| path).collect()
 }
@@ -107,7 +107,7 @@ fn programs_end_in_one_line_where_memory_ends() {
     }
 }
 
-/// C's library aborts where it has no memory for itself: the program ends as elsewhere. Who aborts it for another reason has it die of that.
+/// If the C library has no memory for itself it aborts, and the program ends as in other cases. Other aborts kill it.
 #[test]
 fn an_abort_ends_a_program_that_has_no_memory() {
     for starved in [true, false] {
@@ -119,7 +119,7 @@ fn an_abort_ends_a_program_that_has_no_memory() {
         let mut command = Command::new(cargo_bin("blco-pack"));
         command.current_dir(dir).args(["fifo", "-o", "s"]).stderr(Stdio::piped());
         let child = command.spawn().unwrap();
-        // It has begun when it has opened the other end.
+        // The program has begun when it has opened the other end.
         let _input = std::fs::File::options().write(true).open(&fifo).unwrap();
         let pid = Pid::from_child(&child);
         if starved {
@@ -131,7 +131,7 @@ fn an_abort_ends_a_program_that_has_no_memory() {
         let message = String::from_utf8_lossy(&output.stderr);
         let ended = (output.status.code(), output.status.signal());
         assert_eq!(ended, if starved { (Some(2), None) } else { (None, Some(6)) }, "{message}");
-        // It says so itself where a thread of its own asks for memory first.
+        // The program reports this itself if one of its threads asks for memory first.
         assert!(message.lines().count() <= usize::from(starved), "{message}");
         let left = std::fs::read_dir(dir).unwrap().count();
         assert!(!starved || left == 1, "{left} names, of which one is the input's");

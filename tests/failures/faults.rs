@@ -1,6 +1,6 @@
-//! Establishes what failing system calls do, each n-th call for all n: a run ends with that very error and
+//! Establishes what failing system calls do, for every n-th call: a run ends with that error and
 //! with all its threads joined; packing ends with that error and leaves nothing behind, or (once the store
-//! has its name) a whole store, and packing again succeeds; interrupted and short reads and writes change
+//! has its name) a whole store, and packing again succeeds. Interrupted and short reads and writes change
 //! nothing.
 
 #![allow(clippy::unwrap_used, reason = "a test ends where something fails")]
@@ -25,8 +25,8 @@ use std::time::{Duration, Instant};
 /// Threads are counted, so the tests take turns.
 static TURN: Mutex<()> = Mutex::new(());
 
-/// Calls `attempt` with a handle whose n-th call of kind `call` meets `fault`, for n from 0 until there is no
-/// such call. The last attempt, which met nothing, is part of it.
+/// Calls `attempt` with a handle whose n-th call of kind `call` fails by `fault`, for n from 0 until there is no
+/// such call. The last attempt, which does not fail, is included.
 fn for_every_call(call: Option<Call>, fault: Fault, mut attempt: impl FnMut(u64, &Sys, &Faults)) -> u64 {
     for nth in 0.. {
         let faults = Arc::new(Faults::new(call, nth, fault));
@@ -51,7 +51,7 @@ fn errno(error: &Error) -> Option<i32> {
     None
 }
 
-/// Every thread that the seam starts is called `read-…` or `check-…`. A joined one may take a moment to go from the list.
+/// Every thread that `Sys` starts is named `read-…` or `check-…`. A joined one may stay in the list for a moment.
 fn no_thread_is_left() {
     let start = Instant::now();
     loop {
@@ -78,7 +78,7 @@ fn open_and_run(sys: &Sys, path: &Path) -> Result<Vec<(usize, Vec<u64>)>> {
     run_opened(&Store::open(sys, path)?)
 }
 
-/// The same past the page cache.
+/// The same without the page cache.
 fn open_and_run_directly(sys: &Sys, path: &Path) -> Result<Vec<(usize, Vec<u64>)>> {
     run_opened(&Store::open(sys, path)?.with_direct_reads(true))
 }
@@ -117,7 +117,7 @@ fn every_failing_call_ends_a_run_with_its_error() {
                     }
                 });
                 match call {
-                    // Where a file system cannot read directly, every chunk is opened twice.
+                    // If a file system cannot read directly, every chunk is opened twice.
                     Some(Call::Open) if direct && calls == 2 * chunks + 2 => {}
                     Some(Call::Open) => {
                         assert_eq!(calls, chunks + 2, "the directory, the manifest and every chunk");
@@ -163,7 +163,7 @@ fn interrupted_and_short_transfers_change_no_result() {
     }
 }
 
-/// TTV along `mode` through `sys`, by the way that the store has for it; temporary files go to `runs`.
+/// TTV along `mode` through `sys`, in the way that suits the store; temporary files go to `runs`.
 fn open_and_ttv(sys: &Sys, path: &Path, mode: usize, runs: &Path) -> Result<Vec<u64>> {
     let store = Store::open(sys, path)?;
     let vector: Vec<f64> = (0..store.manifest().shape.dims()[mode]).map(|i| f64::from(i) - 3.5).collect();
@@ -177,7 +177,7 @@ fn open_and_ttv(sys: &Sys, path: &Path, mode: usize, runs: &Path) -> Result<Vec<
     Ok(found)
 }
 
-/// The same for TTV, streamed and with partial results in files, of which nothing is left.
+/// The same for TTV, streamed and with partial results in files, which are removed.
 #[test]
 fn every_failing_call_ends_ttv_with_its_error() {
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -209,7 +209,7 @@ fn every_failing_call_ends_ttv_with_its_error() {
     }
 }
 
-/// Text to a store, all through `sys`.
+/// Packs text to a store, through `sys` alone.
 fn pack_file(sys: &Sys, input: &Path, options: &PackOptions) -> Result<()> {
     let mut reader = TnsReader::open(sys, input, ReadOptions::default())?;
     pack(sys, &mut reader, options).map(drop)
@@ -260,7 +260,7 @@ fn pack_with_every_call_failing(code: i32, replace: bool, kind: Kind) {
         std::fs::remove_dir_all(&store).unwrap();
     });
     assert!(calls > 20, "{calls} calls");
-    // In the directory of the new name and, before the old store is removed, in that of its last one.
+    // In the directory of the new name and, before the old store is removed, in the directory of its last name.
     let after = if replace { 2 } else { 1 };
     assert_eq!(complete_after_error, after, "only making names durable comes after the rename");
 }

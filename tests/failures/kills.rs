@@ -1,7 +1,7 @@
 //! A packer that is killed (SIGKILL) at any moment leaves no store, a complete one, or an unfinished one that
-//! `--resume` turns into the very bytes of an undisturbed pack, or that `--force` discards; a store that was to be
-//! replaced is there all the time, the old one or the new, and so are results and files of the other programs. `BLCO_KILLS=1000 cargo test --test kills -- --nocapture` kills
-//! so many and prints the table that is kept under benches/runs.
+//! `--resume` completes to the bytes of an undisturbed pack, or that `--force` discards. A store to be
+//! replaced always exists, old or new, and so do results and files of the other programs. `BLCO_KILLS=1000 cargo test --test kills -- --nocapture` sets
+//! the number of kills and prints the table of benches/runs.
 
 #![allow(clippy::unwrap_used, reason = "a test ends where something fails")]
 
@@ -33,7 +33,7 @@ fn succeeds(dir: &Path, program: &str, arguments: &[&str]) -> Output {
     output
 }
 
-/// A tensor of more nonzeros than 64 MiB hold.
+/// A tensor with more nonzeros than fit in 64 MiB.
 fn generate(dir: &Path) {
     let (dims, nnz) = ("300000,2000,70000", "2500000");
     succeeds(dir, "blco-gen", &["--dims", dims, "--nnz", nnz, "--skew", "2", "--values", "1..5", "t.tns"]);
@@ -48,13 +48,13 @@ fn names(dir: &Path) -> Vec<String> {
     names
 }
 
-/// How a pack is run that is killed. It writes `out/s`.
+/// A pack to be killed. It writes `out/s`.
 struct Case {
     name: &'static str,
     arguments: &'static [&'static str],
-    /// Whether another store is there, which is to be replaced.
+    /// Whether it replaces another store.
     replaces: bool,
-    /// Whether an unfinished pack is there, which is to be resumed.
+    /// Whether it resumes an unfinished pack.
     resumes: bool,
 }
 
@@ -96,7 +96,7 @@ const CASES: [Case; 7] = [
 
 type Tree = BTreeMap<PathBuf, Option<Vec<u8>>>;
 
-/// What a kill left.
+/// The state after a kill.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Outcome {
     /// No store, and nothing to resume: packing again succeeds.
@@ -109,14 +109,14 @@ enum Outcome {
     Complete,
 }
 
-/// Packs by `case` are killed in here.
+/// The directory in which packs of `case` are killed.
 struct Killing<'a> {
     dir: &'a Path,
     case: &'a Case,
-    /// The store that comes out, and the one that is replaced.
+    /// The new store, and the one that it replaces.
     expected: Tree,
     old: Option<Tree>,
-    /// How long an undisturbed pack takes.
+    /// The time of an undisturbed pack.
     duration: Duration,
 }
 
@@ -132,7 +132,7 @@ impl<'a> Killing<'a> {
         killing
     }
 
-    /// An empty `out` and `temp`, or what is to be replaced or resumed.
+    /// Makes an empty `out` and `temp`, or a store to replace or a pack to resume.
     fn prepare(&self) {
         for name in ["out", "temp"] {
             drop(std::fs::remove_dir_all(self.dir.join(name)));
@@ -157,7 +157,7 @@ impl<'a> Killing<'a> {
         }
     }
 
-    /// Kills a pack after `moment`, looks at what is left, and finishes the job.
+    /// Kills a pack after `moment`, inspects what is left, and finishes the job.
     fn kill(&self, moment: Duration) -> Outcome {
         self.prepare();
         let mut child = command(self.dir, "blco-pack", self.case.arguments).spawn().unwrap();
@@ -198,14 +198,14 @@ impl<'a> Killing<'a> {
         outcome
     }
 
-    /// The store is there, and a killed program had only to clean up: `--resume` says so, and does.
+    /// The store exists, and the killed program had only to clean up: `--resume` reports and does that.
     fn is_found_complete(&self) {
         let mut again = self.case.arguments.to_vec();
         again.retain(|&argument| argument != "--resume");
         again.push("--resume");
         let output = run(self.dir, "blco-pack", &again);
         let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
-        // Where all but the empty directory had gone, nothing is left of that pack.
+        // If only the empty directory was left, nothing of that pack remains.
         let nothing_left = said.contains("a store already exists");
         assert!(nothing_left || output.status.success() && said.contains("was complete"), "{said}");
         if nothing_left {
@@ -217,7 +217,7 @@ impl<'a> Killing<'a> {
         assert!(names(&self.dir.join("temp")).is_empty(), "{}", self.case.name);
     }
 
-    /// No store is there: packs again, and resumes where that is offered.
+    /// There is no store: packs again, and resumes if the message offers it.
     fn without_store(&self, moment: Duration) -> Outcome {
         let mut plain = self.case.arguments.to_vec();
         plain.retain(|&argument| argument != "--resume");
@@ -265,7 +265,7 @@ fn a_killed_pack_is_absent_resumable_or_complete() {
     assert!(all.contains(&Outcome::Resumable) && all.contains(&Outcome::Old), "{all:?}");
 }
 
-/// Killed while it cleans up, as soon as the store has its name.
+/// Kills a pack during its clean-up, when the store has its name.
 #[test]
 fn a_pack_that_was_killed_as_it_cleaned_up_is_complete() {
     let dir = tempfile::tempdir().unwrap();
@@ -298,12 +298,12 @@ fn a_pack_that_was_killed_as_it_cleaned_up_is_complete() {
     assert!(found > 0, "none was killed in time");
 }
 
-/// A program that replaces what an earlier run of it wrote, `out/r`.
+/// A program that replaces the output of its earlier run, `out/r`.
 struct Replacing {
     name: &'static str,
     program: &'static str,
     arguments: &'static [&'static str],
-    /// Instead of those: what was there before.
+    /// The earlier output instead.
     old: &'static [&'static str],
 }
 
@@ -329,7 +329,7 @@ const REPLACING: [Replacing; 4] = [
     Replacing { name: "export", program: "blco-export", arguments: &["s", "out/r"], old: &["s4", "out/r"] },
 ];
 
-/// What is at `out/r`, without the times in a report; `None` where nothing is.
+/// The contents of `out/r`, without times in reports; `None` if it does not exist.
 fn written(dir: &Path) -> Option<Tree> {
     let path = dir.join("out/r");
     if path.is_file() {
@@ -347,7 +347,7 @@ fn written(dir: &Path) -> Option<Tree> {
 }
 
 impl Replacing {
-    /// Kills at random moments, in turn with something there and not, with names that can be exchanged and that cannot.
+    /// Kills at random moments, alternately with and without earlier output, and with names that can and cannot be exchanged.
     fn kill(&self, dir: &Path, kills: usize, random: Counter) -> String {
         let forced = [self.arguments, &["--force"]].concat();
         let reset = |replaces: bool| {

@@ -1,9 +1,9 @@
-//! After a loss of power at any moment, whatever the file system had written by then, a store is the old one, the new one,
-//! resumable, or can be packed again; a result is the old one, the new one, or absent; a checkpoint continues to the same bits;
-//! what a program had said to be done is there; and the next program goes on, whatever is left beside.
+//! After a loss of power at any moment, whatever the file system had written, a store is the old one, the new one,
+//! resumable, or can be packed again. A result is the old one, the new one, or absent. A checkpoint continues to the same bits.
+//! What a program had reported as done survives, and the next program works, whatever else is left.
 //!
-//! `BLCO_POWER=5000 cargo test --test power_loss -- --nocapture` tries up to so many states at each moment and prints the table
-//! that is kept under benches/runs.
+//! `BLCO_POWER=5000 cargo test --test power_loss -- --nocapture` sets the most states per moment and prints the table
+//! of benches/runs.
 
 #![allow(clippy::unwrap_used, reason = "a test ends where something fails")]
 #![allow(clippy::print_stdout, reason = "a record of what was tried")]
@@ -34,12 +34,12 @@ use std::sync::{Arc, Mutex};
 
 type Files = BTreeMap<PathBuf, Option<Vec<u8>>>;
 
-/// States that are tried at each moment.
+/// The most states at each moment.
 fn limit() -> usize {
     std::env::var("BLCO_POWER").map_or(20, |text| text.parse().unwrap())
 }
 
-/// Does `work`, which changes `root` and says how many things it has promised.
+/// Runs `work`, which changes `root` and returns its number of promises.
 fn recorded(root: &Path, work: impl FnOnce(&Sys, &(dyn Fn(usize) + Sync))) -> Trace {
     let (before, recorder) = (Before::of(root), Arc::new(Recorder::default()));
     let promises = Mutex::new(Vec::new());
@@ -51,7 +51,7 @@ fn recorded(root: &Path, work: impl FnOnce(&Sys, &(dyn Fn(usize) + Sync))) -> Tr
     Trace::new(before, &recorder.steps(), &promises.into_inner().unwrap())
 }
 
-/// Tries what losses of power leave of what was recorded.
+/// Tries the states that losses of power may leave of a record.
 fn lose_power(name: &str, trace: &Trace, mut check: impl FnMut(usize)) {
     for names in [Names::InOrder, Names::Alone] {
         let tried = trace.lose_power(Losses { names, limit: limit(), seed: 1 }, &mut check);
@@ -65,9 +65,9 @@ fn lose_power(name: &str, trace: &Trace, mut check: impl FnMut(usize)) {
 struct Packing {
     dir: tempfile::TempDir,
     options: PackOptions,
-    /// What it makes.
+    /// The store that it makes.
     wanted: Files,
-    /// What it replaces.
+    /// The store that it replaces.
     old: Option<Files>,
 }
 
@@ -110,7 +110,7 @@ impl Packing {
         self.wanted.len() - 1
     }
 
-    /// What a loss of power has left can be used, and packing once more gives the store and nothing else.
+    /// The state after a loss of power is usable, and packing again gives the store and nothing else.
     fn check(&self, promised: usize, counts: &mut Counts) {
         let sys = Sys::default();
         let mut options = self.options.clone();
@@ -167,7 +167,7 @@ fn names(dir: &Path) -> Vec<String> {
     dir.read_dir().unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
 }
 
-/// How states were found.
+/// Counts of states by kind.
 #[derive(Debug, Default)]
 struct Counts {
     old: usize,
@@ -222,7 +222,7 @@ fn a_store_that_is_replaced_is_the_old_one_or_the_new() {
     }
 }
 
-/// The model sees what syncs are for: without one of them, something is lost or mixed.
+/// The model shows the need for each sync: without one of them, something is lost or mixed.
 #[test]
 fn a_sync_that_is_left_out_is_noticed() {
     let packing = Packing::new(&small(), Kind::Tiled, 8 << 20, u64::MAX).replacing();
@@ -246,7 +246,7 @@ fn a_sync_that_is_left_out_is_noticed() {
         let tried = std::panic::catch_unwind(AssertUnwindSafe(|| trace.lose_power(losses, whole)));
         noticed += usize::from(tried.is_err());
     }
-    // Of the chunk's contents, the manifest's and their names. Either of two makes durable that names were exchanged.
+    // The syncs of the chunk's contents, the manifest's and their names. Either of two makes an exchange of names durable.
     assert!(noticed >= 3, "{noticed} of {}", syncs.len());
 }
 
@@ -318,7 +318,7 @@ fn a_checkpoint_is_the_last_one_or_the_one_before() {
     }
 }
 
-/// Runs a program here, with the arguments that `line` has; `@` stands before what is in `dir`.
+/// Runs a program in this process, with the arguments in `line`; `@` marks a path in `dir`.
 fn program<P: Program>(sys: &Sys, dir: &Path, line: &str) -> Result<()> {
     let path = |word: &str| word.replace('@', &format!("{}/", dir.display()));
     P::try_parse_from(line.split(' ').map(path)).unwrap().run(sys).map(drop)
@@ -326,7 +326,7 @@ fn program<P: Program>(sys: &Sys, dir: &Path, line: &str) -> Result<()> {
 
 type Run = fn(&Sys, &Path, &str) -> Result<()>;
 
-/// The numbers among what is at `path`, a file or a directory: reports hold times.
+/// The contents of `path`, a file or a directory, without reports, because these hold times.
 fn numbers(path: &Path) -> Files {
     let name = |path: &Path| path.extension().is_none_or(|end| end != "json" && end != "html");
     if path.is_file() {
@@ -335,13 +335,13 @@ fn numbers(path: &Path) -> Files {
     tree(path).into_iter().filter(|(path, _)| name(path)).collect()
 }
 
-/// What stands at `path`, whole.
+/// The whole contents of `path`.
 fn result(path: &Path) -> Option<Files> {
     let is_file = path.symlink_metadata().ok()?.is_file();
     Some(if is_file { numbers(path) } else { tree(path) })
 }
 
-/// A program writes `r` with the arguments `line`, where nothing is and where another result of it is.
+/// A program writes `r` with the arguments `line`, without and with an earlier result.
 fn results_are_whole(name: &str, run: Run, line: &str, other: &str) {
     let dir = tempfile::tempdir().unwrap();
     let sys = Sys::default();

@@ -1,7 +1,7 @@
 //! Fails every call of every kind that each program makes, in every way: the program ends with that error and exit
-//! status 2, leaves nothing that was not there and succeeds when it is run again; or, where a transfer can be continued,
+//! status 2, leaves nothing new and succeeds when it is run again. If a transfer can be continued,
 //! it succeeds at once. `BLCO_SWEEP=all cargo test --test sweep -- --nocapture` takes every call and prints the table
-//! that is kept under benches/runs (a name in place of `all`: only the commands whose names begin so); without it some calls
+//! of benches/runs (a name in place of `all` selects the commands whose names begin with it). Without it, some calls
 //! of each kind are taken.
 
 #![allow(clippy::unwrap_used, reason = "a test ends where something fails")]
@@ -21,15 +21,15 @@ const CALLS: [&str; 9] =
 const FAULTS: [(&str, &str); 5] =
     [("EIO", "5"), ("ENOSPC", "28"), ("EMFILE", "24"), ("EINTR", "4"), ("short", "short")];
 
-/// A command whose calls fail. It runs in a directory with the tensor `t.tns`, the stores `s` and, of trees, `h`, the damaged store
+/// A command whose calls fail. It runs in a directory with the tensor `t.tns`, the stores `s` and (with trees) `h`, the damaged store
 /// `damaged` and an empty directory `temp`, and writes into `out`.
 struct Case {
     name: &'static str,
     program: &'static str,
     arguments: &'static [&'static str],
-    /// Whether a store is in `out` that is to be replaced.
+    /// Whether it replaces a store in `out`.
     replaces: bool,
-    /// Whether it reports what the medium has lost instead of giving up.
+    /// Whether it reports losses of the medium instead of failing.
     reports: bool,
 }
 
@@ -113,7 +113,7 @@ fn finish(mut command: Command) -> Output {
 
 type Tree = BTreeMap<PathBuf, Option<Vec<u8>>>;
 
-/// What is in `out` and `temp`, without the files that hold times: a store's provenance, a decomposition's report.
+/// The contents of `out` and `temp`, without files that hold times: a store's provenance, a decomposition's report.
 fn state(dir: &Path) -> Tree {
     let mut all = tree(&dir.join("out"));
     all.retain(|path, _| {
@@ -133,14 +133,14 @@ fn reset(dir: &Path, case: &Case) {
     }
 }
 
-/// What failing calls came to.
+/// Counts of failing calls by outcome.
 #[derive(Debug, Default)]
 struct Counts {
     /// Calls that failed.
     struck: u64,
-    /// Status 2, the error told, everything as before.
+    /// Status 2, the error is reported, everything is as before.
     error: u64,
-    /// Status 2, the error told, the whole output there: it failed behind the rename.
+    /// Status 2, the error is reported, the output is whole: the call failed after the rename.
     complete: u64,
     /// Success: the transfer was continued.
     continued: u64,
@@ -148,7 +148,7 @@ struct Counts {
     reported: u64,
 }
 
-/// One command with what it should do.
+/// One command with its expected output.
 struct Sweep<'a> {
     dir: &'a Path,
     case: &'a Case,
@@ -173,7 +173,7 @@ impl<'a> Sweep<'a> {
         if same { Ok(()) } else { Err(format!("does not succeed again: {output:?}")) }
     }
 
-    /// Fails one call and judges; false where there was no such call.
+    /// Fails one call and judges the outcome; false if there was no such call.
     fn fail(&self, order: &str, errno: &str, counts: &mut Counts) -> Result<bool, String> {
         let output = finish(command(self.dir, self.case.program, self.case.arguments, Some(order)));
         let said = String::from_utf8_lossy(&output.stderr).into_owned();

@@ -1,7 +1,7 @@
-//! Establishes, on whatever CUDA device there is or else on the mock driver that `BLCO_MOCK_CUDA` names, that a decomposition on it
-//! computes what the definition and the host do: orders 3 to 5, ranks in each kernel's range and beyond, both precisions,
-//! a ridge, HALS; with chunks streamed, partly resident, resident and sorted by the target's rows; and that deterministic runs do so
-//! to the bit, from checkpoints too.
+//! Establishes, on a CUDA device or else on the mock driver that `BLCO_MOCK_CUDA` names, that a decomposition on it
+//! agrees with the definition and the host: orders 3 to 5, ranks in each kernel's range and beyond, both precisions,
+//! a ridge, HALS; with chunks streamed, partly resident, resident and sorted by the target's rows; and that deterministic runs agree
+//! to the bit, also from checkpoints.
 
 use crate::common::{Kind, SMALL_CHUNKS, Tensor, options, packed, values};
 use crate::mttkrp::Residency;
@@ -20,7 +20,7 @@ use blco::internals::sys::Sys;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Where kernels come from: compiled where NVRTC is, for f32: thread blocks of other tiles than embedded kernels have.
+/// Where kernels come from: compiled for f32 if NVRTC is installed, with other tiles per thread block than embedded kernels have.
 fn kernels(precision: Precision) -> KernelSource {
     let compile = (precision == Precision::F64).then_some(false);
     KernelSource { compile, ..KernelSource::default() }
@@ -105,7 +105,7 @@ fn models_are_those_of_the_definition() {
     });
 }
 
-/// Ranks on both sides of each kernel's limit; the host's model, wherever chunks are.
+/// Ranks on both sides of each kernel's limit give the host's model, wherever chunks are.
 #[test]
 fn models_are_those_of_the_host() {
     fn check<T: Real + bytemuck::Pod>(
@@ -145,7 +145,7 @@ fn models_are_those_of_the_host() {
     });
 }
 
-/// A rank of which a thread block of HALS holds few rows, on a tensor with less than that.
+/// A rank for which a thread block of HALS holds few rows, on a tensor with even fewer.
 #[test]
 fn large_ranks_have_hals() {
     on_a_device(module_path!(), "large_ranks_have_hals", |device| {
@@ -162,7 +162,7 @@ fn large_ranks_have_hals() {
     });
 }
 
-/// Equal columns, columns of zeros and a rank beyond every dim: pseudo-inverses, the host's model, nothing that is not a number.
+/// Equal columns, columns of zeros and a rank beyond every dim: pseudo-inverses, the host's model, no NaN.
 #[test]
 fn dependent_components_do_no_harm() {
     on_a_device(module_path!(), "dependent_components_do_no_harm", |device| {
@@ -187,7 +187,7 @@ fn dependent_components_do_no_harm() {
     });
 }
 
-/// Two columns that differ by little in every mode: Gram matrices in twice the digits, the host's fits.
+/// Two columns that differ little in every mode: Gram matrices in twice the digits, the host's fits.
 #[test]
 fn nearly_dependent_components_have_the_fits_of_the_host() {
     on_a_device(module_path!(), "nearly_dependent_components_have_the_fits_of_the_host", |device| {
@@ -212,7 +212,7 @@ fn nearly_dependent_components_have_the_fits_of_the_host() {
     });
 }
 
-/// Pairs of components that nearly cancel each other: products in f32 would be off by as much as what is left. All encodings and
+/// Pairs of components that nearly cancel: errors of products in f32 would be as large as the difference. All encodings and
 /// formats, orders 3 to 6, nonzeros in each order and place; thread blocks of two and four tiles.
 #[test]
 fn f32_has_the_fits_of_f64_where_components_cancel() {
@@ -253,7 +253,7 @@ fn f32_has_the_fits_of_f64_where_components_cancel() {
     });
 }
 
-/// From sorted nonzeros every run gives the same bits, one that is continued from any checkpoint too.
+/// From sorted nonzeros every run gives the same bits, also if it continues from a checkpoint.
 #[test]
 fn deterministic_runs_resume_to_the_same_bits() {
     fn check<T: Real + bytemuck::Pod>(device: &Arc<Device>, nonneg: bool) {
@@ -281,7 +281,7 @@ fn deterministic_runs_resume_to_the_same_bits() {
     });
 }
 
-/// What is on the device of a store, and copies in host memory, serve decompositions of other ranks and signs, without the store's files.
+/// A store's data on the device, and copies in host memory, serve decompositions of other ranks and signs, without the store's files.
 #[test]
 fn what_is_kept_serves_other_ranks() {
     fn check<T: Real + bytemuck::Pod>(device: &Arc<Device>, at: Residency, bound: f64) {
@@ -318,7 +318,7 @@ fn what_is_kept_serves_other_ranks() {
     });
 }
 
-/// A rank of which a thread block does not hold a row has no HALS there.
+/// HALS is refused for a rank whose rows do not fit in a thread block.
 #[test]
 fn the_largest_ranks_have_no_hals() {
     on_a_device(module_path!(), "the_largest_ranks_have_no_hals", |device| {

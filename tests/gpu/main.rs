@@ -1,5 +1,5 @@
-//! Protects what is computed on a GPU: whatever CUDA device there is, or else the mock driver that `BLCO_MOCK_CUDA` names, each test in a
-//! process of its own there; without both the tests say `skipped`.
+//! Protects results on a GPU: a CUDA device, or else the mock driver that `BLCO_MOCK_CUDA` names, with each test in its own
+//! process there. Without both, the tests say `skipped`.
 
 #![cfg(feature = "cuda")]
 #![allow(clippy::print_stderr, reason = "says what was skipped")]

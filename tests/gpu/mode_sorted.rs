@@ -1,13 +1,13 @@
 //! Establishes that mode-sorted copies built on the device hold exactly the store's nonzeros, by row of the mode and in the
-//! store's order where rows are equal, as images that the CPU's decoder accepts: orders 2 to 8, every value encoding, one chunk
+//! store's order for equal rows, as images that the CPU's decoder accepts: orders 2 to 8, every value encoding, one chunk
 //! and many, rows of 32 bits, short last tiles; that damage is found, and that every failing call ends with its error
 //! and leaves nothing behind.
 //!
-//! Runs on whatever CUDA device there is; where there is none, on the mock driver that `BLCO_MOCK_CUDA` names, in a process
-//! of its own; otherwise it says `skipped`.
+//! Runs on a CUDA device, or else on the mock driver that `BLCO_MOCK_CUDA` names, in its own process;
+//! otherwise it says `skipped`.
 //!
 //! `BLCO_ORDER_BENCH=STORE cargo test --release --test gpu bench -- --ignored --nocapture` measures every mode of a store, in images of
-//! `BLCO_ORDER_IMAGE` nonzeros; with `BLCO_ORDER_CHECK=1` it compares first, which takes some 100 bytes of host memory a nonzero.
+//! `BLCO_ORDER_IMAGE` nonzeros; with `BLCO_ORDER_CHECK=1` it compares first, which takes about 100 bytes of host memory per nonzero.
 
 use crate::common::{Kind, SMALL_CHUNKS, Tensor, exported, options, packed, values};
 use crate::on_a_device::{on_a_device, on_the_mock};
@@ -33,9 +33,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 const ALL_CHUNKS: u64 = 16 << 20;
-/// What a value is made of.
+/// Kinds of values.
 type Value = fn(u64) -> f64;
-/// Calls that give something back, or that wait where an error has come before: nobody asks how they end.
+/// Calls that free something, or that wait after an error: no one reads their status.
 const RELEASES: [&str; 6] = [
     "cuCtxSetCurrent",
     "cuDevicePrimaryCtxRelease_v2",
@@ -94,7 +94,7 @@ impl Resident {
     }
 }
 
-/// Decodes what was built: nonzeros as a store would give them, and each image's value encoding.
+/// Decodes the images: nonzeros as a store would give them, and each image's value encoding.
 fn decoded(copy: &SortedCopy, store: &Store) -> (Tensor, Vec<ValueEncoding>) {
     let mut words = vec![0u64; usize::try_from(copy.bytes / 8).unwrap()];
     copy.memory().read(&mut words).unwrap();
@@ -129,7 +129,7 @@ fn decoded(copy: &SortedCopy, store: &Store) -> (Tensor, Vec<ValueEncoding>) {
     (tensor, encodings)
 }
 
-/// The nonzeros `which` of `tensor` by row of `mode`, otherwise in order; values as `encoding` holds them.
+/// The nonzeros `which` of `tensor` by row of `mode`, and in order within a row; values as `encoding` holds them.
 fn ordered(tensor: &Tensor, which: Range<usize>, mode: usize, encoding: ValueEncoding) -> Tensor {
     let mut rows: Vec<(&[u32], f64)> = tensor.rows().skip(which.start).take(which.len()).collect();
     rows.sort_by_key(|(index, _)| index[mode]);
@@ -142,7 +142,7 @@ fn ordered(tensor: &Tensor, which: Range<usize>, mode: usize, encoding: ValueEnc
     }
 }
 
-/// Derives every mode of some of a store's chunks and compares; gives the value encodings of the sources.
+/// Builds every mode's copy of some of a store's chunks and compares; returns the value encodings of the sources.
 fn check(
     device: &Arc<Device>,
     store: &Store,
@@ -161,7 +161,7 @@ fn check(
         let what = format!("{what}, mode {mode}");
         let precision = if mode % 2 == 0 { Precision::F64 } else { Precision::F32 };
         let plan = resident.plan(device, store, mode, precision, image_nnz);
-        let copy = build(device, &kernels, &stream, store, &plan, resident.list()).unwrap();
+        let copy = build(device, &kernels, &stream, store, &plan, resident.list(), None).unwrap();
         assert!(copy.bytes <= plan.result_bytes_max, "{what}: {} of {plan:?}", copy.bytes);
         assert!(copy.images.iter().all(|i| i.nnz <= image_nnz.max(TILE)), "{what}");
         assert_eq!(plan.images() as usize, copy.images.len(), "{what}");
@@ -267,12 +267,12 @@ fn mttkrp_of_a_copy_agrees_with_the_oracle() {
             let first = u32::try_from(store.manifest().chunks.len()).unwrap();
             for mode in 0..3 {
                 let plan = resident.plan(device, &store, mode, Precision::F32, 2048);
-                let copy = build(device, &kernels, &stream, &store, &plan, resident.list()).unwrap();
+                let copy = build(device, &kernels, &stream, &store, &plan, resident.list(), None).unwrap();
                 let (chunks, blocks) = copy.chunks(op.tiles_per_block(true), first);
                 let mut list = device.memory(size_of_val(&chunks[..])).unwrap();
                 list.write(&chunks).unwrap();
                 let chunks = (list.address(), u32::try_from(chunks.len()).unwrap());
-                op.sort(mode, blocks).unwrap();
+                op.sort(mode, blocks, None).unwrap();
                 op.begin(mode, Some(&copy.empty), &stream).unwrap();
                 op.launch(
                     &[mode],
@@ -289,13 +289,13 @@ fn mttkrp_of_a_copy_agrees_with_the_oracle() {
                 assert!(comparison.holds, "mode {mode}: {:.2} of the bound", comparison.worst);
             }
             let plan = resident.plan(device, &store, 0, Precision::F32, 2048);
-            let copy = build(device, &kernels, &stream, &store, &plan, resident.list()).unwrap();
+            let copy = build(device, &kernels, &stream, &store, &plan, resident.list(), None).unwrap();
             assert_eq!(damaged_image(device, &mut op, &copy, &stream, first), Some(first + 1));
         }
     });
 }
 
-/// The number that is told of the second image of the first mode's order, where it is damaged.
+/// The number that is reported if the second image of the first mode's copy is damaged.
 fn damaged_image(
     device: &Arc<Device>,
     op: &mut DeviceMttkrp<f32>,
@@ -351,7 +351,7 @@ fn numbers_out_of_range_are_found_and_read_nothing_outside() {
             let fails = |store: &Store, resident: &Resident| {
                 for mode in 0..3 {
                     let plan = resident.plan(device, store, mode, Precision::F64, 2048);
-                    let copy = build(device, &kernels, &stream, store, &plan, resident.list());
+                    let copy = build(device, &kernels, &stream, store, &plan, resident.list(), None);
                     let error = copy.unwrap_err();
                     assert!(matches!(error, Error::Corrupt { .. }), "{error}");
                     assert!(error.to_string().contains("chunk 0: corrupt: a number out of range"), "{error}");
@@ -389,14 +389,14 @@ fn what_cannot_be_put_in_order_is_an_error() {
         let store = packed(&tensor, &options(&dir.path().join("t"), Kind::Tiled, ALL_CHUNKS));
         let mut manifest = store.manifest().clone();
         assert!(plan(&manifest).is_ok());
-        // Values that are not what the caller says.
+        // Values outside the range that the caller gives.
         let fractions = Tensor::random(&[100, 90, 80], 500, 5, values::fraction);
         let store = packed(&fractions, &options(&dir.path().join("u"), Kind::Tiled, ALL_CHUNKS));
         let resident = Resident::new(device, &store, 0..1).unwrap();
         let integers =
             CopyPlan::new(&device.facts, store.manifest(), 0..1, 0, ValueEncoding::Integer, 1 << 22).unwrap();
         let (kernels, stream) = (SortKernels::load(device).unwrap(), device.stream(false).unwrap());
-        let refused = build(device, &kernels, &stream, &store, &integers, resident.list()).unwrap_err();
+        let refused = build(device, &kernels, &stream, &store, &integers, resident.list(), None).unwrap_err();
         assert!(matches!(refused, Error::Corrupt { .. }), "{refused}");
         assert!(refused.to_string().ends_with("chunk 0: corrupt: a number out of range"), "{refused}");
         manifest.chunks[0].nnz = 1 << 32;
@@ -404,7 +404,7 @@ fn what_cannot_be_put_in_order_is_an_error() {
     });
 }
 
-/// Opens the store in `BLCO_ORDER_STORE` and derives a mode.
+/// Opens the store in `BLCO_ORDER_STORE` and builds a mode's copy.
 fn build_once() -> Result<()> {
     let store = Store::open(&Sys::default(), std::env::var_os("BLCO_ORDER_STORE").unwrap().as_ref())?;
     let device = Device::open(0)?;
@@ -413,7 +413,7 @@ fn build_once() -> Result<()> {
     let (kernels, stream): (SortKernels, Stream) = (SortKernels::load(&device)?, device.stream(false)?);
     let images: u64 = store.manifest().chunks.iter().map(|c| c.image_bytes.next_multiple_of(256)).sum();
     println!("bytes={}", images + 16 * u64::from(resident.list().1) + plan.peak_bytes());
-    build(&device, &kernels, &stream, &store, &plan, resident.list()).map(drop)
+    build(&device, &kernels, &stream, &store, &plan, resident.list(), None).map(drop)
 }
 
 #[test]
@@ -427,7 +427,7 @@ fn builds_once() {
     }
 }
 
-/// Runs `builds_once` on the mock driver: what it says, and the driver's account, in which nothing is left.
+/// Runs `builds_once` on the mock driver. Returns its output and the driver's record, in which no object is alive.
 fn failing(store: &Path, nth: u64, error: &str) -> (String, HashMap<String, String>) {
     let log = store.with_extension("log");
     let _ = std::fs::remove_file(&log);
@@ -464,7 +464,7 @@ fn every_failing_call_ends_with_its_error() {
     let (text, account) = failing(&path, 0, "700");
     assert!(text.contains("built"), "{text}");
     let number = |what: &str| account[what].parse::<u64>().unwrap();
-    // Nothing is allocated that the plan does not tell of, but for lists of a few bytes for each image.
+    // All allocations are in the plan, except lists of a few bytes per image.
     let planned = text.lines().find_map(|l| l.split_once("bytes=")?.1.parse::<u64>().ok()).unwrap();
     assert!(number("peak_bytes") <= planned + 4096, "{} of {planned}", number("peak_bytes"));
     let (calls, allocations) = (number("calls"), number("allocations"));
@@ -511,7 +511,7 @@ fn bench() {
             let plan = resident.plan(&device, &store, mode, precision, image_nnz);
             for turn in 0..3 {
                 let start = std::time::Instant::now();
-                let copy = build(&device, &kernels, &stream, &store, &plan, resident.list()).unwrap();
+                let copy = build(&device, &kernels, &stream, &store, &plan, resident.list(), None).unwrap();
                 let (wall, s) = (start.elapsed().as_secs_f64(), &copy.seconds);
                 let sum = s.keys + s.sort.iter().sum::<f64>() + s.measure + s.pack;
                 let sorts: Vec<String> =

@@ -1,4 +1,4 @@
-//! Establishes, on whatever CUDA device there is or else on the mock driver that `BLCO_MOCK_CUDA` names, that MTTKRP on it agrees with the oracle within the derived bound: orders 2 to 8 and more than
+//! Establishes, on a CUDA device or else on the mock driver that `BLCO_MOCK_CUDA` names, that MTTKRP on it agrees with the oracle within the derived bound: orders 2 to 8 and more than
 //! 64 linear bits, every value encoding, both index encodings and trees, both precisions, ranks 1 to 128, 1 to 8 lanes, small
 //! and large chunks, resident, partly resident and streamed. `BLCO_DEVICE_FULL=1` takes every combination, and the
 //! tensors in the directory `BLCO_DATA` too.
@@ -24,13 +24,13 @@ use blco::internals::sys::Sys;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// How much of a store stays on the device.
+/// The part of a store that stays on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Residency {
     Streamed,
     Half,
     All,
-    /// All, in mode-sorted copies where the store is not `raw`.
+    /// All, in mode-sorted copies unless the store is `raw`.
     Sorted,
     /// The same from the first pass on, with the same bits in every run.
     Deterministic,
@@ -51,19 +51,19 @@ fn is_full() -> bool {
     std::env::var_os("BLCO_DEVICE_FULL").is_some()
 }
 
-/// Whether copies are built of a store.
+/// Whether copies of a store are built.
 fn is_sorted(store: &Store) -> bool {
     store.manifest().format().layout() != Layout::RAW
 }
 
-/// Whether copies in host memory are: where one cover serves all modes.
+/// Whether copies in host memory are built: if one cover serves all modes.
 fn kept(store: &Store, residency: Residency) -> bool {
     let manifest = store.manifest();
     let is_one = |mode| store.chunks_for(mode) == (0..manifest.chunks.len());
     residency == Residency::Kept && is_sorted(store) && (0..manifest.shape.order()).all(is_one)
 }
 
-/// Results of the second pass on the device (of the first where everything is streamed), and its report.
+/// Results of the second pass on the device (of the first if everything is streamed), and its report.
 fn run<T: Real + bytemuck::Pod>(
     device: &Arc<Device>,
     store: &Store,
@@ -76,7 +76,7 @@ fn run<T: Real + bytemuck::Pod>(
     let (shape, rank) = (&manifest.shape, factors[0].columns());
     let modes: Vec<usize> = (0..shape.order()).collect();
     let operation = operation::<T>(shape, &modes, rank);
-    // Fewer lanes than chunks: more would hold them all.
+    // Fewer lanes than chunks, because more would hold all chunks.
     let lanes =
         if residency == Residency::Half { lanes.min(manifest.chunks.len() / 2).max(1) } else { lanes };
     let deterministic = residency == Residency::Deterministic;
@@ -93,7 +93,7 @@ fn run<T: Real + bytemuck::Pod>(
             let (streamed, resident) = (unlimited(1, DeviceOrder::Store), unlimited(2, DeviceOrder::Store));
             Some(operation.bytes + streamed.lanes.bytes_of(lanes) + resident.resident().1 / 2)
         }
-        // Less than sorting all at once takes. Some chunks of trees are most of their store.
+        // Less memory than sorting everything at once needs. Some chunks of trees are most of their store.
         Residency::Kept if kept && manifest.chunks.len() > 3 => {
             let whole = unlimited(2, DeviceOrder::Host);
             let is_in_parts = |memory: &u64| {
@@ -143,7 +143,7 @@ fn run<T: Real + bytemuck::Pod>(
         };
         executor.pass(&mut backend, &|_| ()).unwrap_or_else(|e| panic!("{}: {e}", what()))
     };
-    // Where the first pass builds copies to be kept, its own results are in the store's order.
+    // If the first pass builds copies to keep, its own results are in the store's order.
     let reports: Vec<PassReport> = (0..passes).map(&mut pass).collect();
     let report = *reports.last().unwrap();
     assert!(backend.notes().is_empty(), "{:?}", backend.notes());
@@ -154,18 +154,18 @@ fn run<T: Real + bytemuck::Pod>(
     (backend.op().results(store.sys()).unwrap(), report)
 }
 
-/// How far a test has come: `turn` moves the cheap axes on where not every combination is taken.
+/// The progress of a test: `turn` advances the cheap axes unless every combination is taken.
 #[derive(Debug, Default)]
 struct Tally {
     turn: usize,
     runs: usize,
     /// Runs in which some chunks stayed on the device and others did not.
     partly: usize,
-    /// Keeps compiled kernels.
+    /// The directory of compiled kernels.
     cache: Option<PathBuf>,
 }
 
-/// Ways to share the work that are not chosen unasked, all tested where NVRTC is installed.
+/// Variants that are never chosen by default, all tested if NVRTC is installed.
 const VARIANTS: [&str; 8] =
     ["t1l16c2b4", "t2l16c2b4", "t4l16c1b8s", "t4l16c2b2", "t4l8c4b4", "t1l4c8b1", "t2l8c8b1", "t2l8c1b2s"];
 
@@ -181,13 +181,13 @@ impl Tally {
             of_turn.rotate_left(self.runs / 16 % VARIANTS.len());
             variant = of_turn.into_iter().find(|v| v.suits(precision, order).is_ok());
         }
-        // As if rows hardly met again: sweeps over long ranks are split, by embedded kernels and compiled ones.
+        // As if rows rarely repeated: sweeps over long ranks are split, by embedded kernels and compiled ones.
         let rows_per_nonzero = (self.runs % 4 >= 2).then_some(1.0);
         KernelSource { compile, cache, variant, rows_per_nonzero }
     }
 }
 
-/// Holds every way to run `store` against the oracle.
+/// Compares every way to run `store` with the oracle.
 fn agrees<T: Real + bytemuck::Pod>(
     device: &Arc<Device>,
     store: &Store,
@@ -220,7 +220,7 @@ fn agrees<T: Real + bytemuck::Pod>(
                     assert!(report.device.unwrap().copied_chunks >= order - 1, "{what}");
                 }
                 Residency::Half => tally.partly += usize::from(0 < held && held < chunks),
-                // They are there when the first pass has ended.
+                // They exist after the first pass.
                 Residency::Deterministic if report.device.unwrap().copied_chunks > 0 => {
                     assert_eq!(report.device.unwrap().copied_chunks, chunks, "{what}");
                 }
@@ -301,7 +301,7 @@ fn check(device: &Arc<Device>, name: &str, tensor: &Tensor, ranks: &[usize], tal
     }
 }
 
-/// A tensor with rows that are hit again and again, as real ones have.
+/// A tensor with frequent rows, as in real ones.
 fn skewed(dims: &[u64], nnz: usize, seed: u64, value: fn(u64) -> f64) -> Tensor {
     let mut tensor = Tensor::random(dims, nnz, seed, value);
     let order = dims.len();
@@ -346,8 +346,8 @@ fn every_order_and_value_encoding(device: &Arc<Device>) {
     assert!(tally.partly > 0 || std::env::var_os("BLCO_RESIDENCY").is_some());
 }
 
-/// Holds `test` to each case: one after the other, with one tally that turns on, or, where every combination is taken, all at the same
-/// time. Gives the tally of all.
+/// Runs `test` on each case: one after the other with one tally, or, if every combination is taken, all at the same
+/// time. Returns the tally of all.
 fn for_each<C: Sync>(cases: &[C], test: &(dyn Fn(&C, &mut Tally) + Sync)) -> Tally {
     let cache = tempfile::tempdir().unwrap();
     let new = || Tally { cache: Some(cache.path().to_path_buf()), ..Tally::default() };
@@ -429,11 +429,11 @@ fn bits_are_the_same<T: Real + bytemuck::Pod>(device: &Arc<Device>, rank: usize)
     }
 }
 
-/// Where others have taken the device's memory since all chunks were planned to stay there, what is left goes to lanes first.
+/// If others have taken device memory since all chunks were planned to stay there, lanes get the rest first.
 #[test]
 fn lanes_come_before_chunks_that_stay() {
     on_a_device(module_path!(), "lanes_come_before_chunks_that_stay", |device| {
-        // A real device gives memory by the megabyte.
+        // A real device allocates whole megabytes.
         if device.facts.name != "Mock device" {
             return;
         }
@@ -449,7 +449,7 @@ fn lanes_come_before_chunks_that_stay() {
     });
 }
 
-/// Two passes, with memory for so many chunks only when all has been planned.
+/// Two passes, with memory for only some chunks after planning.
 fn runs_in_what_is_left(device: &Arc<Device>, store: &Store, mut tensor: &Tensor, chunks: u64) {
     let shape = &store.manifest().shape;
     let factors = seeded_factors::<f64>(store.sys(), shape, 4, 3).unwrap();
@@ -486,7 +486,7 @@ fn runs_in_what_is_left(device: &Arc<Device>, store: &Store, mut tensor: &Tensor
     }
 }
 
-/// A chunk whose checksums are right and whose numbers are not is an error, and reads nothing outside the factors.
+/// A chunk with correct checksums and false numbers is an error, and reads nothing outside the factors.
 #[test]
 fn numbers_out_of_range_are_found_on_the_device() {
     on_a_device(
@@ -506,7 +506,7 @@ fn numbers_out_of_range_are_found(device: &Arc<Device>) {
         if kind == Kind::Tiled {
             continue;
         }
-        // Each part of the columns on its own: levels, leaves, where children begin.
+        // Each part of the columns alone: levels, leaves, starts of children.
         let mut on_device = 0;
         for part in 0..16 {
             let store =

@@ -1,9 +1,9 @@
-//! Establishes, on whatever CUDA device there is or else on the mock driver that `BLCO_MOCK_CUDA` names, that stores that lie
-//! (fuzz/stores) do nothing to a device that they do not do to the host: those that every reader accepts give MTTKRP and TTV the
-//! same results within the derived bounds, those that are refused when their chunks are read are refused there too. A range of
-//! values that nonzeros are outside of, which a verifier refuses, a device may refuse where it sorts copies by it.
+//! Establishes, on a CUDA device or else on the mock driver that `BLCO_MOCK_CUDA` names, that false stores
+//! (fuzz/stores) have the same effect on a device as on the host: those that every reader accepts give MTTKRP and TTV the
+//! same results within the derived bounds, and those that are refused when their chunks are read are refused there too. If nonzeros are outside
+//! the range of values, which a verifier refuses, a device may refuse the store when it sorts copies.
 //!
-//! `BLCO_MUTANTS=2000` takes so many mutants; of accepted ones, at least 300 have to come of that many. `BLCO_SEED=7` takes others.
+//! `BLCO_MUTANTS=2000` sets the number of mutants, of which at least 300 must be accepted. `BLCO_SEED=7` takes others.
 
 use crate::common::Tensor;
 use crate::on_a_device::on_a_device;
@@ -75,14 +75,14 @@ fn ttv(device: &Arc<Device>, store: &Store, mode: usize, x: &[f64], variant: Ttv
     Ok(found)
 }
 
-/// Whether this error is that of a store's false range of values, and a nonzero is outside of it.
+/// Whether this error reports a store's false range of values, and a nonzero is outside of it.
 fn refuses_the_range(error: Option<&str>, store: &Store, read: Option<&Tensor>) -> bool {
     let range = store.manifest().value_min..=store.manifest().value_max;
     error.is_some_and(|e| e.ends_with("/manifest: corrupt: value min and max are not those of the nonzeros"))
         && read.is_some_and(|tensor| tensor.values.iter().any(|value| !range.contains(value)))
 }
 
-/// Runs a store on the device, which the host has judged so.
+/// Runs a store on the device, with the host's verdict.
 fn compare(device: &Arc<Device>, store: &Store, turn: usize, judgement: &Judgement) -> Held {
     let alike = |what: &str, error: Option<String>| match (&judgement.read, error) {
         (Ok(_), Some(e)) => Err(format!("{what} refuses on the device what the host takes: {e}")),
@@ -129,7 +129,7 @@ fn mutants(device: &Arc<Device>) {
         lying.write(&at);
         let what = || format!("mutant {number} of seed {seed}: {}", lying.story.join("; "));
         let judgement = judge(&at).unwrap_or_else(|e| panic!("{}: {e}", what()));
-        // What the manifest alone shows never comes to a device.
+        // Faults that the manifest shows never reach a device.
         if let Ok(store) = Store::open(&Sys::default(), &at) {
             let read = judgement.read.as_ref().ok();
             let huge = read.is_some_and(|tensor| tensor.values.iter().any(|v| v.abs() > 1e300));

@@ -1,4 +1,4 @@
-//! Establishes that what goes to a device and back in pieces through pinned buffers arrives whole, wherever pieces end.
+//! Establishes that data that is copied to a device and back in pieces, through pinned buffers, arrives whole, wherever pieces end.
 
 use crate::on_a_device::on_a_device;
 use blco::internals::backend::cuda::driver::{Memory, Staging};
@@ -14,7 +14,7 @@ fn pieces_arrive_whole_wherever_they_end() {
             let byte = |i: u64| (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8;
             let data: Vec<u8> = (0..bytes as u64).map(byte).collect();
             let memory: Memory = device.memory(bytes + 64).unwrap();
-            // Twice, since buffers come back in another order.
+            // Twice, because buffers return in another order.
             for round in 0..2u8 {
                 let sent: Vec<u8> = data.iter().map(|x| x ^ round).collect();
                 staging.write(&memory, &sent).unwrap();

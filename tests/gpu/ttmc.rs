@@ -1,4 +1,4 @@
-//! Establishes, on whatever CUDA device there is or else on the mock driver, that SpTTMc on it agrees with the oracle within the derived bound:
+//! Establishes, on a CUDA device or else on the mock driver, that SpTTMc on it agrees with the oracle within the derived bound:
 //! orders 2 to 8, ranks that differ by mode, both precisions, stores of one partition and of several, streamed, resident, and from
 //! mode-sorted copies.
 
@@ -18,7 +18,7 @@ use blco::internals::stream::{Executor, Limits, plan};
 use blco::internals::sys::Sys;
 use std::sync::Arc;
 
-/// How nonzeros are read: passes, sort order, whether bits are to be the same in every run.
+/// How nonzeros are read: passes, sort order, whether bits must be the same in every run.
 const WAYS: [(u32, DeviceOrder, bool); 4] = [
     (1, DeviceOrder::Store, false),
     (2, DeviceOrder::Store, false),

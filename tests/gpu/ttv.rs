@@ -1,6 +1,6 @@
-//! Establishes, on whatever CUDA device there is or else on the mock driver that `BLCO_MOCK_CUDA` names, that TTV along the leaves' mode
-//! of trees equals a naive sum on it, in the promised order, and that its bits depend on neither kernel, chunks nor lanes; where
-//! no fiber is longer than a segment they are those of the host.
+//! Establishes, on a CUDA device or else on the mock driver that `BLCO_MOCK_CUDA` names, that TTV along the leaves' mode
+//! of trees equals a naive sum on it, in the promised order, and that its bits depend on neither kernel, chunks nor lanes. If
+//! no fiber is longer than a segment, bits equal the host's.
 
 use crate::common::{SMALL_CHUNKS, Tensor, packed, values};
 use crate::elements::{Elements, bits, check_order, compare};
@@ -164,7 +164,7 @@ fn the_shapes_that_are_hard() {
     });
 }
 
-/// Fibers of all lengths around those of segments and tiles, in every order of lengths, cut by chunks at every place.
+/// Fibers of all lengths around those of segments and tiles, in every order of lengths, with chunk ends at every place.
 #[test]
 fn fibers_of_every_length() {
     on_a_device(module_path!(), "fibers_of_every_length", |device| {
@@ -199,7 +199,7 @@ fn real_tensors_agree_with_the_oracle() {
     });
 }
 
-/// Text files in a directory and those below it, but for those that count from 0.
+/// Text files in a directory and its subdirectories, except those that count from 0.
 fn tensors_in(data: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(data).unwrap().map(|entry| entry.unwrap().path());
     let (below, files): (Vec<_>, Vec<_>) = entries.partition(|path| path.is_dir());
@@ -269,8 +269,8 @@ fn counted(device: &Arc<Device>, store: &Store, x: &[f64], variant: TtvVariant) 
     backend.op().finish()
 }
 
-/// Numbers that only kernels look at: in the middle of the columns, where workers have seen that the ends are well. Whatever they are,
-/// nothing outside of the chunk and the vector is read or written (the mock would end the process).
+/// Numbers that only kernels read: in the middle of the columns, after workers have checked the ends. Whatever they are,
+/// nothing outside the chunk and the vector is read or written (the mock would end the process).
 #[test]
 fn numbers_that_only_kernels_read_are_found_there() {
     on_a_device(module_path!(), "numbers_that_only_kernels_read_are_found_there", |device| {
@@ -304,7 +304,7 @@ fn numbers_that_only_kernels_read_are_found_there() {
     });
 }
 
-/// A chunk whose checksums are right and whose numbers are not is an error, and nothing outside the vector is read.
+/// A chunk with correct checksums and false numbers is an error, and nothing outside the vector is read.
 #[test]
 fn numbers_out_of_range_are_found_on_the_device() {
     on_a_device(module_path!(), "numbers_out_of_range_are_found_on_the_device", |device| {

@@ -1,5 +1,5 @@
-//! Establishes that factors and results may lie in a GPU's memory, which somebody else holds: the bits of those in host memory, and an
-//! error for every address at which that GPU has no such memory.
+//! Establishes that factors and results may be in GPU memory that another library holds: the same bits as in host memory, and an
+//! error for every address without such memory on that GPU.
 
 use crate::common::{Kind, SMALL_CHUNKS, Tensor, options, packed, values};
 use crate::on_a_device::on_a_device;
@@ -64,7 +64,7 @@ fn check<T: Real>(device: &Arc<Device>) {
             assert!(found == matrix.data(), "mode {mode}, {:?}", T::PRECISION);
             assert!(behind.iter().all(|x| x.widen().is_nan()), "mode {mode}: written behind the result");
         }
-        // Factors that lie there, results on the host.
+        // Factors on the device, results on the host.
         assert!(session.mttkrp(&views).unwrap() == wanted);
     }
 }
@@ -94,7 +94,7 @@ fn addresses_without_such_memory_are_refused() {
             at(0),
             at(u64::MAX - 7),
             at(freed),
-            // The host's memory, pinned or not, and its own but for the last eight bytes.
+            // Host memory, pinned or not, and device memory that is eight bytes too short.
             at(factors[1].data().as_ptr() as u64),
             at(pinned.as_ref().as_ptr() as u64),
             at(there[1].address() + 8),

@@ -39,7 +39,7 @@ impl Place {
         Self { dir: tempfile::tempdir().unwrap(), unprivileged: OnceCell::new() }
     }
 
-    /// With `t.tns` and its store `t.blco`.
+    /// A directory with `t.tns` and its store `t.blco`.
     fn with_store() -> Self {
         let place = Self::new();
         place.write("t.tns", ROWS);
@@ -66,14 +66,14 @@ impl Place {
         std::fs::set_permissions(self.path(name), std::fs::Permissions::from_mode(mode)).unwrap();
     }
 
-    /// Runs as a user whom permissions bind: as another one where this is the superuser, who may do everything. `None`, and
-    /// said, where that cannot be.
+    /// Runs as a user whom permissions bind: as another user if this is the superuser, who may do everything. `None` and
+    /// a message if that is impossible.
     fn run_unprivileged(&self, program: &str, args: &[&str]) -> Option<Output> {
         use std::os::unix::fs::PermissionsExt;
         use std::os::unix::process::CommandExt;
         let mut command = std::process::Command::new(binary(program));
         if rustix::process::geteuid().is_root() {
-            // Outside this directory: that user may not come to where it was built, and what is here stays as it is.
+            // Outside this directory, because that user may not enter the build's directory, and this one must stay unchanged.
             let here = self.unprivileged.get_or_init(|| tempfile::tempdir().unwrap()).path().join(program);
             if !here.exists() {
                 std::fs::copy(binary(program), &here).unwrap();
@@ -86,14 +86,14 @@ impl Place {
         output.inspect_err(|e| eprintln!("skipped: no program can be run as an unprivileged user: {e}")).ok()
     }
 
-    /// For what [`assert_cmd`] cannot: pipes that are held open, signals.
+    /// For cases beyond [`assert_cmd`]: pipes that stay open, signals.
     fn start(&self, program: &str, args: &[&str]) -> Child {
         let mut command = std::process::Command::new(binary(program));
         command.current_dir(self.dir.path()).args(args).env_remove("BLCO_FAULT");
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
     }
 
-    /// Runs with success, in silence on standard error, and returns standard output.
+    /// Runs successfully, without standard error, and returns standard output.
     fn succeeds(&self, program: &str, args: &[&str]) -> String {
         succeeded(self.command(program, args).output().unwrap(), args)
     }
@@ -102,7 +102,7 @@ impl Place {
         serde_json::from_str(&self.succeeds(program, args)).unwrap()
     }
 
-    /// Fails with status 2 and one line that holds all of `wanted`; the directory stays as it was.
+    /// Fails with status 2 and one line that holds all of `wanted`; the directory stays unchanged.
     fn refuses(&self, program: &str, args: &[&str], wanted: &[&str]) {
         self.refuses_as(&mut self.command(program, args), program, wanted);
     }
@@ -154,7 +154,7 @@ fn signal(child: &Child, name: &str) {
     assert!(status.success());
 }
 
-/// Waits for the end; status and standard error.
+/// Waits for the end and returns status and standard error.
 fn end(mut child: Child) -> (ExitStatus, String) {
     let mut message = String::new();
     drop(child.stdin.take());
@@ -186,7 +186,7 @@ fn bad_lines_are_named() {
         let place = Place::new();
         place.write("t.tns", format!("{ROWS}{line}"));
         place.refuses("blco-pack", &["t.tns"], wanted);
-        // Compressed, and from a pipe, it is the same line.
+        // Compressed or from a pipe, the line is the same.
         place.write("t.tns", gzip(format!("{ROWS}{line}").as_bytes()));
         place.refuses("blco-pack", &["t.tns"], wanted);
         let piped = [wanted, &["standard input"]].concat();
@@ -336,7 +336,7 @@ fn bad_requests_of_the_other_programs_are_named() {
             &["--dims", "3,3", "--nnz", "9", "--chunk-bytes", "1MiB", "-"],
             &["--chunk-bytes", ".blco"],
         ),
-        // Nothing is written, the model neither.
+        // Nothing is written, not even the model.
         (
             "blco-gen",
             &["--dims", "3,3", "--planted-rank", "1", "--support", "2", "--model", "m", "-", "--json"],
@@ -383,7 +383,7 @@ fn bad_requests_of_the_other_programs_are_named() {
     place.refuses("blco-gen", &model, &["--model", "--support"]);
 }
 
-/// What the argument parser says fits one line, too.
+/// Messages of the argument parser are one line, too.
 #[test]
 fn usage_errors_have_status_2() {
     let place = Place::with_store();
@@ -575,7 +575,7 @@ fn json_has_exactly_these_keys() {
         );
         report
     };
-    // Of text there may be notes.
+    // Reports about text may have notes.
     let mut of_text = [keys::PACK, &["notes"]].concat();
     of_text.sort_unstable();
     let packed = report("blco-pack", &["t.tns", "--json"], &of_text);
@@ -612,7 +612,7 @@ fn standard_input_and_compression_make_the_same_store() {
     let wanted = identity(&place.path("t.blco"));
     let forms = [ROWS.as_bytes().to_vec(), gzip(ROWS.as_bytes()), zst(ROWS.as_bytes())];
     for (n, contents) in forms.into_iter().enumerate() {
-        // By content, not by name; the names end as they like.
+        // By content and not by name, so names may end in anything.
         for end in ["", ".gz", ".zst"] {
             place.write(&format!("f{n}.tns{end}"), &contents);
             place.succeeds("blco-pack", &[&format!("f{n}.tns{end}"), "--force"]);
@@ -625,7 +625,7 @@ fn standard_input_and_compression_make_the_same_store() {
     }
 }
 
-/// Members of gzip data are one text, as `cat a.gz b.gz` makes them; what is none is told as that.
+/// Members of gzip data, as from `cat a.gz b.gz`, are one text. Other data after a member is reported.
 #[test]
 fn gzip_data_may_have_members_and_nothing_else() {
     let place = Place::with_store();
@@ -674,7 +674,7 @@ fn names_need_not_be_utf_8() {
     assert!(identity(&place.dir.path().join(name(".blco"))) == identity(&place.path("t.blco")));
 }
 
-/// A name that ends in .hocfs asks for that format, and the format for such a name.
+/// A name that ends in .hocfs selects that format, and the format selects such a name.
 #[test]
 fn names_and_formats_go_together() {
     let place = Place::new();
@@ -694,7 +694,7 @@ fn names_and_formats_go_together() {
     assert_eq!(format("g.hocfs"), "hocfs");
 }
 
-/// Every chunk is in the timeline of every pass, of one over chunks that are kept too.
+/// Every chunk is in the timeline of every pass, also of a pass over kept chunks.
 #[test]
 fn a_trace_on_the_cpu_has_reading_and_computing() {
     let place = Place::with_store();
@@ -720,7 +720,7 @@ fn a_trace_on_the_cpu_has_reading_and_computing() {
     }
 }
 
-/// Whoever meets damage is told what to do about it.
+/// Messages about damage say what to do.
 #[test]
 fn damage_is_told_with_the_way_out() {
     let place = Place::with_store();
@@ -737,7 +737,7 @@ fn damage_is_told_with_the_way_out() {
     assert!(String::from_utf8_lossy(&output.stdout).ends_with(&format!("{}\n", wanted[1])));
 }
 
-/// Only where something is lost: not where a store is of another version or format, nor where a file is none of it.
+/// Only if something is lost: not if a store has another version or format, or if a file does not belong to it.
 #[test]
 fn what_is_no_damage_is_not_to_be_repaired() {
     const REPAIR: &str = "; blco-info t.blco --repair NEWSTORE writes what is intact";
@@ -759,7 +759,7 @@ fn what_is_no_damage_is_not_to_be_repaired() {
         place.write(manifest, &whole);
         place.write(chunk, &first);
     };
-    // A bit of the version is lost; another version.
+    // A flipped bit in the version; another version.
     for (name, whole, checksum, what) in
         [(manifest, &whole, 56, "preamble checksum"), (chunk, &first, 120, "header checksum")]
     {
@@ -771,7 +771,7 @@ fn what_is_no_damage_is_not_to_be_repaired() {
     }
     // Another format; no manifest at all.
     let mut other = whole.clone();
-    // Behind the preamble, the table of six sections and one chunk.
+    // After the preamble: the table of six sections and one chunk.
     let partition = 64 + 8 + 6 * 32 + 144;
     assert_eq!(other[partition..partition + 8], [1, 0, 0, 0, 2, 0, 0, 0]);
     other[partition] = 9;
@@ -781,12 +781,12 @@ fn what_is_no_damage_is_not_to_be_repaired() {
     refused(manifest, &other, "format 9, which this program does not know; use a newer one", false);
     // Another file in its place.
     refused(manifest, b"all that is on board", "not a manifest", true);
-    // What a full disk or a crash may leave of one.
+    // The remains of one after a full disk or a crash.
     refused(manifest, b"", "corrupt: shorter than its preamble", true);
     refused(manifest, &whole[..5], "corrupt: shorter than its preamble", true);
     refused(manifest, &whole[..63], "corrupt: shorter than its preamble", true);
     refused(manifest, &whole[..whole.len() - 1], "corrupt: the file's length differs", true);
-    // The chunk of another store in the place of this one's, and what is no chunk.
+    // The chunk of another store in place of this one's, and a file that is no chunk.
     place.write("u.tns", b"1 1 5\n7 7 8\n");
     place.succeeds("blco-pack", &["u.tns"]);
     let of_another = std::fs::read(place.path("u.blco/chunk-000000.bin")).unwrap();
@@ -796,7 +796,7 @@ fn what_is_no_damage_is_not_to_be_repaired() {
     refused(chunk, b"", "corrupt: 0 bytes", true);
     std::fs::remove_file(place.path(chunk)).unwrap();
     place.refuses("blco-run", &["t.blco"], &[chunk, "missing", REPAIR]);
-    // No manifest beside chunks is damage; without chunks there is no store.
+    // Chunks without a manifest are damage; without chunks there is no store.
     place.write(chunk, &first);
     std::fs::remove_file(place.path(manifest)).unwrap();
     place.refuses("blco-run", &["t.blco"], &["t.blco/manifest: missing", REPAIR]);
@@ -808,7 +808,7 @@ fn what_is_no_damage_is_not_to_be_repaired() {
     refused(manifest, b"all that is on board", "not a manifest", false);
 }
 
-/// Who may not enter a store is told so, not that there is none.
+/// A user who may not enter a store gets that message, and not that there is none.
 #[test]
 fn a_store_that_may_not_be_entered_is_told() {
     let place = Place::with_store();
@@ -829,7 +829,7 @@ fn a_store_that_may_not_be_entered_is_told() {
     place.chmod("t.blco", 0o755);
 }
 
-/// A drop box: results may be put there by who may not read it.
+/// A drop box: users who may not read it can put results there.
 #[test]
 fn a_directory_that_may_not_be_read_takes_results() {
     let place = Place::with_store();
@@ -849,7 +849,7 @@ fn a_directory_that_may_not_be_read_takes_results() {
         succeeded(output, args);
     }
     place.chmod("box", 0o755);
-    // Nor is a store repaired where its directory cannot be written to.
+    // A store is not repaired if its directory cannot be written.
     std::fs::create_dir(place.path("closed")).unwrap();
     place.chmod("closed", 0o555);
     if let Some(output) = place.run_unprivileged("blco-info", &["t.blco", "--repair", "closed/b.blco"]) {
@@ -859,7 +859,7 @@ fn a_directory_that_may_not_be_read_takes_results() {
     place.chmod("closed", 0o755);
 }
 
-/// A symbolic link stays, and what it leads to is replaced.
+/// A symbolic link stays, and its target is replaced.
 #[test]
 fn links_are_followed_to_what_is_replaced() {
     use std::os::unix::fs::symlink;
@@ -900,7 +900,7 @@ fn links_are_followed_to_what_is_replaced() {
     place.refuses("blco-export", &["t.blco", "nowhere", "--force"], &nowhere);
 }
 
-/// A name that promises what is not written is refused; endings are compared without case.
+/// A name that promises another kind of output is refused. Endings are compared without case.
 #[test]
 fn names_of_outputs_are_what_is_written() {
     let place = Place::with_store();
@@ -926,7 +926,7 @@ fn names_of_outputs_are_what_is_written() {
         "x.npz: .npz is not an ending of coordinate text; end it in .tns, or in .blco or .hocfs for a store",
     ];
     place.refuses("blco-gen", &["--dims", "3,3", "--nnz", "9", "x.npz"], &npz);
-    // Not only when all is written.
+    // Before everything is written.
     place.refuses("blco-export", &["t.blco", "x/"], &["x/: is a directory; name a file"]);
     place.succeeds("blco-export", &["t.blco", "x.NPZ"]);
     assert!(std::fs::read(place.path("x.NPZ")).unwrap().starts_with(b"PK"));
@@ -943,7 +943,7 @@ fn names_of_outputs_are_what_is_written() {
     place.refuses("blco-run", &["t.blco", "--trace", "/dev/full"], &["not a regular file; name one\n"]);
 }
 
-/// - is standard output where one text is written, and no directory's name.
+/// `-` is standard output if one text is written, and no name of a directory.
 #[test]
 fn a_dash_is_standard_output_or_refused() {
     let place = Place::with_store();
@@ -984,7 +984,7 @@ fn a_dash_is_standard_output_or_refused() {
     }
 }
 
-/// What says that it cannot be done says what can.
+/// Refusals say what is possible.
 #[test]
 fn refusals_name_the_way_on() {
     let place = Place::with_store();
@@ -1031,7 +1031,7 @@ fn refusals_name_the_way_on() {
     for (program, args) in all {
         place.refuses(program, args, &["-dir none", nowhere]);
     }
-    // Both are not asked for where one excludes the other.
+    // A message does not ask for both of two exclusive options.
     let output = place.command("blco-gen", &["--dims", "9,9", "--model", "m", "g.tns"]).output().unwrap();
     let message = String::from_utf8(output.stderr).unwrap();
     assert!(message.contains("--support") && !message.contains("--nnz"), "{message}");
@@ -1058,7 +1058,7 @@ fn a_check_with_another_tensor_says_so() {
     }
 }
 
-/// Numbers near the ends of f64: results that f32 does not hold, values and norms in exponent form.
+/// Numbers near the limits of f64: results that overflow f32, values and norms with an exponent.
 #[test]
 fn large_and_small_numbers_are_told() {
     let place = Place::new();
@@ -1189,7 +1189,7 @@ fn force_replaces_in_one_step_or_not_at_all() {
     place.succeeds("blco-run", &["t.blco", "--check", "new.tns"]);
 }
 
-/// The reader of the output goes away: a success, in silence.
+/// A closed pipe at the output is success, without a message.
 #[test]
 fn a_broken_pipe_is_success() {
     let place = Place::new();
@@ -1205,7 +1205,7 @@ fn a_broken_pipe_is_success() {
         let (status, message) = end(child);
         assert_eq!((status.code(), message.as_str()), (Some(0), ""), "{program}");
     }
-    // A report that nobody reads.
+    // A report into a closed pipe.
     for program in ["blco-info", "blco-run"] {
         let mut child = place.start(program, &["g.blco"]);
         drop(child.stdout.take());
@@ -1245,7 +1245,7 @@ fn an_interrupt_of_packing_leaves_nothing() {
 fn an_interrupt_while_nothing_comes_in_ends_within_the_grace() {
     let place = Place::new();
     let mut child = place.start("blco-pack", &["-", "-o", "store"]);
-    // Held open and silent.
+    // A pipe that stays open and empty.
     let mut input = child.stdin.take().unwrap();
     input.write_all(ROWS.as_bytes()).unwrap();
     std::thread::sleep(Duration::from_millis(300));
@@ -1282,7 +1282,7 @@ fn a_killed_packer_is_cleaned_up_after() {
     let feeder = feed(&mut child);
     let journal = place.path("t.blco.partial/journal");
     wait_until("the packer to write", || journal.metadata().is_ok_and(|facts| facts.len() > 0));
-    // While it lives, nobody else writes this store.
+    // While it runs, no other program can write this store.
     place.refuses("blco-pack", &["t.tns"], &["t.blco", "another program writes this store now"]);
     signal(&child, "KILL");
     assert_eq!(end(child).0.code(), None);

@@ -1,5 +1,5 @@
-//! Establishes that tables in columns, Parquet and Arrow IPC, give the same stores as CSV, to the byte, and come back; and that
-//! what is wrong with them is reported in one line.
+//! Establishes that tables in columns (Parquet and Arrow IPC) give the same stores as CSV, to the byte, and come back; and that
+//! wrong ones are reported in one line.
 
 #![allow(
     clippy::cast_possible_truncation,
@@ -26,9 +26,9 @@ use std::io::Write as _;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Rows: more than a piece has.
+/// More rows than a piece has.
 const ROWS: usize = 20_000;
-/// 2023-12-30T22:13:20Z, from which times go on by half an hour and a bit.
+/// 2023-12-30T22:13:20Z. Later times follow every half hour and a little.
 const FROM: i64 = 1_703_974_400;
 
 fn title(row: usize) -> String {
@@ -39,7 +39,7 @@ fn seconds(row: usize) -> i64 {
     FROM + 1_801 * row as i64
 }
 
-/// The value of a row: every so many are missing.
+/// The value of a row; some are missing.
 fn rating(row: usize) -> Option<f64> {
     (row % 97 != 5).then(|| (row % 11) as f64 / 2.0)
 }
@@ -82,7 +82,7 @@ fn civil(seconds: i64) -> String {
     format!("{year}-{:02}-{:02}T{:02}:{:02}", month + 1, day + 1, second / 3600, second / 60 % 60)
 }
 
-/// The same table in columns, in one of two ways to hold the same; nobody looks at the nested one.
+/// The same table in columns, with one of two types per column. The nested column is not used.
 fn columns(other: bool) -> RecordBatch {
     let rows = || 0..ROWS;
     let titles: Vec<String> = rows().map(title).collect();
@@ -167,13 +167,13 @@ fn stream(batch: &RecordBatch) -> Vec<u8> {
     writer.into_inner().unwrap()
 }
 
-/// Packs `input` into a store whose bytes these are.
+/// Packs `input` and returns the bytes of the store.
 fn packed(dir: &Path, input: &str, options: &[&str]) -> std::collections::BTreeMap<String, Vec<u8>> {
     program("blco-pack", dir, &[&[input, "-o", "o.blco", "--force"], options].concat());
     bytes(&dir.join("o.blco"))
 }
 
-/// The same table, written as CSV, Parquet, an Arrow file and a stream, with other types for the same columns, gives the same
+/// The same table as CSV, Parquet, an Arrow file and a stream, with different types for the same columns, gives the same
 /// store: as labels and in bins, in another time zone, within little memory.
 #[test]
 fn tables_in_columns_give_the_stores_of_csv() {
@@ -213,7 +213,7 @@ fn tables_in_columns_give_the_stores_of_csv() {
     assert!(by_pipe.status.success(), "{}", String::from_utf8_lossy(&by_pipe.stderr));
     let options = [requests[0], &["--nulls", "drop"]].concat();
     assert!(bytes(&path("o.blco")) == packed(dir.path(), "t.csv", &options));
-    // What is exported as Parquet is packed to the same bytes, labels with quotes and newlines included.
+    // Exported Parquet is packed to the same bytes, labels with quotes and newlines included.
     program("blco-export", dir.path(), &["o.blco", "back.parquet"]);
     let wanted = bytes(&path("o.blco"));
     let again = ["--modes", "user,title,seen:hour,flag", "--value", "rating", "--duplicates", "error"];
@@ -257,7 +257,7 @@ fn odd_labels_survive_in_columns() {
     }
 }
 
-/// What is wrong with a table in columns, the options, and words of the line that reports it.
+/// A wrong table in columns, the options, and words of the message.
 #[test]
 fn wrong_columns_are_reported_in_one_line() {
     let dir = tempfile::tempdir().unwrap();
@@ -310,7 +310,7 @@ fn wrong_columns_are_reported_in_one_line() {
     );
 }
 
-/// Runs `blco-pack`, which has to end with status 2 and one line that has these words.
+/// Runs `blco-pack`, which must end with status 2 and one line that has these words.
 fn refused(dir: &Path, name: &str, options: &str, words: &[&str]) {
     let args: Vec<&str> = [name, "-o", "x.blco"].into_iter().chain(options.split_whitespace()).collect();
     let output = run("blco-pack", dir, &args);
@@ -321,7 +321,7 @@ fn refused(dir: &Path, name: &str, options: &str, words: &[&str]) {
     assert!(!dir.join("x.blco").exists());
 }
 
-/// A file that is cut or changed anywhere is packed or refused, in one line: no panic of a decoder comes through.
+/// A file that is truncated or changed anywhere is packed, or refused in one line without a decoder's panic.
 #[test]
 fn damaged_columns_are_refused() {
     let dir = tempfile::tempdir().unwrap();
@@ -344,7 +344,7 @@ fn damaged_columns_are_refused() {
             if number % 4 == 0 {
                 changed.truncate(random(whole.len()));
             } else {
-                // Most of what lies in the last bytes is metadata.
+                // Most of the last bytes are metadata.
                 let at = if number % 2 == 0 {
                     random(whole.len())
                 } else {

@@ -1,5 +1,5 @@
-//! Establishes that `blco-info --compare` counts what a plain count of the text gives, by the papers' formulas and in the bytes of stores that
-//! `blco-pack` writes; that `blco-run --compare` computes from every format, checks, keeps what it is told to keep and leaves nothing else.
+//! Establishes that the counts of `blco-info --compare` equal a plain count of the text, by the papers' formulas and in the bytes of stores that
+//! `blco-pack` writes; that `blco-run --compare` computes from every format, checks, keeps only the stores that `--keep` asks for.
 
 use crate::common::tree;
 use crate::programs::{command, interrupt, program};
@@ -9,7 +9,7 @@ use std::path::Path;
 
 const DIMS: [u64; 3] = [40, 7, 90];
 
-/// A tensor of some 3,000 nonzeros, with fibers of many lengths, as text and as a store.
+/// A tensor of about 3,000 nonzeros, with fibers of many lengths, as text and as a store.
 fn tensor() -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     let made =
@@ -31,7 +31,7 @@ fn rows(dir: &Path) -> Vec<[u64; 3]> {
     rows.into_iter().collect()
 }
 
-/// How many nonzeros there are for each choice of the indices in `modes`, from 0.
+/// The number of nonzeros for each choice of indices in `modes`, from 0.
 fn lengths(rows: &[[u64; 3]], modes: &[usize]) -> BTreeMap<Vec<u64>, u64> {
     let mut found = BTreeMap::new();
     for row in rows {
@@ -91,7 +91,7 @@ fn slices_fibers_and_bytes_are_those_of_a_plain_count() {
     }
     let reason = report["reason"].as_str().unwrap();
     assert!(report["recommended"].is_string() && reason.contains("nonzeros") || reason.contains("one copy"));
-    // The store gives what its text does, and nothing stays.
+    // The store gives the same as its text, and no file stays.
     let of_store = program("blco-info", dir.path(), &["t.blco", "--compare", "--storage-dir", "temporary"]);
     assert_eq!(of_store["formats"], report["formats"]);
     assert!(tree(&dir.path().join("temporary")).is_empty());
@@ -129,7 +129,7 @@ fn text_is_read_as_it_is_told_and_nothing_else_is() {
     }
 }
 
-/// `blco-run` where temporary files are in `temporary`.
+/// `blco-run` with temporary files in `temporary`.
 fn run(dir: &Path, args: &[&str]) -> std::process::Output {
     let mut run = command("blco-run", dir, args);
     run.args(["--backend", "cpu"]).env("TMPDIR", dir.join("temporary")).output().unwrap()
@@ -232,7 +232,7 @@ fn a_full_disk_and_an_interrupt_leave_nothing() {
     assert!(tree(dir.path()) == before);
 }
 
-/// What assigning nonzeros to trees takes is known only when fibers have been counted; that it is too much is told, and all else goes on.
+/// The memory for assigning nonzeros to trees is known only after counting fibers. If it is too much, that is reported and the rest goes on.
 #[test]
 fn a_format_that_memory_does_not_allow_is_noted() {
     let dir = tempfile::tempdir().unwrap();

@@ -3,7 +3,7 @@
 use super::programs::{PROGRAMS, command};
 use std::path::Path;
 
-/// What a command with these arguments prints; it has to succeed.
+/// The output of a command with these arguments, which must succeed.
 fn printed(name: &str, args: &[&str]) -> String {
     let output = command(name, Path::new("."), args).output().unwrap();
     assert!(output.status.success(), "{name} {args:?}: {}", String::from_utf8_lossy(&output.stderr));
@@ -41,7 +41,7 @@ fn color_is_shown_where_it_is_wanted() {
     };
     assert!(!error(&["none.blco"], "").contains(escape));
     assert!(error(&["none.blco", "--color", "always"], "").contains(escape));
-    // What the command line says wins.
+    // The command line has priority.
     assert!(error(&["none.blco", "--color", "always"], "1").contains(escape));
     assert!(!error(&["none.blco", "--color", "never"], "").contains(escape));
 }

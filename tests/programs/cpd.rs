@@ -1,6 +1,6 @@
-//! Establishes that `blco-cpd` finds the components that `blco-gen` plants, writes what it reports, and computes the models of an
-//! independent implementation, pyttb, where `BLCO_PYTHON` has it. `BLCO_PEER=DIR` leaves in DIR what another machine that has it needs:
-//! `tools/cpd_peer.py` of each directory there.
+//! Establishes that `blco-cpd` finds the components that `blco-gen` plants, writes the files that it reports, and computes the models of an
+//! independent implementation, pyttb, if `BLCO_PYTHON` has it. `BLCO_PEER=DIR` leaves files in DIR for another machine with pyttb:
+//! run `tools/cpd_peer.py` there on each directory.
 
 use crate::programs::{backends, program, script};
 use assert_cmd::cargo::cargo_bin;
@@ -30,14 +30,14 @@ fn planted_components_are_found() {
             assert!(score > 0.99, "{dims}: {score}");
             let written = std::fs::read(dir.path().join("m/report.json")).unwrap();
             assert_eq!(serde_json::from_slice::<serde_json::Value>(&written).unwrap(), report);
-            // The library reads what the program writes.
+            // The library reads the program's files.
             let model = Model::load(&Sys::default(), &dir.path().join("m")).unwrap();
             assert!((score - self_score(&model, &dir.path().join("true"))).abs() < 1e-12);
         }
     }
 }
 
-/// One line on standard error, status 2, and nothing left behind: neither results nor checkpoints that are not whole.
+/// One line on standard error, status 2, and nothing left behind: neither results nor incomplete checkpoints.
 #[test]
 fn what_goes_wrong_is_told() {
     let dir = tempfile::tempdir().unwrap();
@@ -104,7 +104,7 @@ fn what_goes_wrong_is_told() {
         status == Some(2) && said.starts_with("blco-cpd: a and b: models of [6, 5] and [6, 4] rows"),
         "{said}"
     );
-    // A rank beyond every dim works. An empty directory is as good as none.
+    // A rank beyond every dim works. An empty directory counts as absent.
     std::fs::create_dir(dir.path().join("o")).unwrap();
     let (status, said) = run("t.blco --rank 9 --output o --report r.html --quiet", "");
     assert_eq!((status, said.as_str()), (Some(0), ""));
@@ -114,7 +114,7 @@ fn what_goes_wrong_is_told() {
     assert!(String::from_utf8_lossy(&weights[..128]).contains("'shape': (9, )"));
 }
 
-/// Ranks are compared as if each were asked for alone, and one is kept.
+/// Each compared rank gives the same as alone, and one is kept.
 #[test]
 fn ranks_are_compared() {
     let dir = tempfile::tempdir().unwrap();
@@ -203,7 +203,7 @@ fn resuming_needs_no_other_option() {
     run(&work, &[&same[..], &["--max-iters", "9", "--output", "whole"]].concat());
     let first = ["--max-iters", "4", "--checkpoint", "c", "--every", "2", "--no-output"];
     run(&work, &[&same[..], &first].concat());
-    // That the first command had no output is replaced, its iterations too.
+    // The first command's `--no-output` and iterations are overridden.
     let refused = crate::programs::command("blco-cpd", dir.path(), &["--resume", "work/c", "--output", "x"]);
     let refused = { refused }.output().unwrap();
     let said = String::from_utf8(refused.stderr).unwrap();
@@ -218,7 +218,7 @@ fn resuming_needs_no_other_option() {
         (&work, &["--resume"][..], "name"),
         (&work, &["a b.blco", "--resume"], "blco-cpd --resume DIR"),
         (&work, &["--resume", "none"], "no such directory"),
-        (&work, &["--resume", "whole"], "does not record its command"),
+        (&work, &["--resume", "whole"], "holds no checkpoint with its command"),
         (&work, &["a b.blco", "--checkpoint", "c", "--resume", "d"], "different directories"),
     ] {
         let output = crate::programs::command("blco-cpd", place, args).output().unwrap();

@@ -1,6 +1,6 @@
 //! Establishes that `blco-run --backend cuda` computes what the oracle and the CPU do: every order, rank tile, index
-//! and value encoding, codec, number of lanes and division of device memory; and how it ends where it cannot: with the
-//! driver's error at every call that fails, smaller where memory lacks, in both cases with nothing left behind.
+//! and value encoding, codec, number of lanes and division of device memory; and how it ends if it cannot: with the
+//! driver's error at every failing call, with a smaller plan if memory is short, and in both cases with nothing left behind.
 //!
 //! All of it runs on the mock driver in tests/mock, which `tools/test.sh` builds and names in `BLCO_MOCK_CUDA`;
 //! without it the tests say `skipped`. With `BLCO_REAL_CUDA=1` what needs no mock runs on the machine's GPU
@@ -17,13 +17,13 @@ use std::process::Output;
 use std::time::Duration;
 use tempfile::TempDir;
 
-/// Chunks that hold any of the tensors here.
+/// Bytes of chunks that hold any tensor here.
 const LARGE_CHUNKS: u64 = 8 << 20;
 /// The longest chain of additions in f32 on a GPU, in the store's order: `BLCO_SHARE` of kernels/abi.h.
 const CHAIN: f64 = 64.0;
 /// A run that takes longer hangs.
 const PATIENCE: Duration = Duration::from_mins(2);
-/// Calls that give something back: a run may succeed where one of them fails at its end.
+/// Calls that free a resource: a run may succeed if one of them fails at its end.
 const RELEASES: [&str; 9] = [
     "cuCtxSetCurrent",
     "cuDevicePrimaryCtxRelease_v2",
@@ -36,7 +36,7 @@ const RELEASES: [&str; 9] = [
     "cuStreamSynchronize",
 ];
 
-/// Where the CUDA driver comes from.
+/// The CUDA driver in use.
 #[derive(Clone, Debug)]
 enum Gpu {
     Mock(PathBuf),
@@ -52,7 +52,7 @@ fn mock() -> Option<Gpu> {
     found
 }
 
-/// The machine's GPU if that is asked for, otherwise the mock.
+/// The machine's GPU if requested, otherwise the mock.
 fn gpu() -> Option<Gpu> {
     if std::env::var_os("BLCO_REAL_CUDA").is_none() {
         return mock();
@@ -101,7 +101,7 @@ impl Place {
                 command.args(["--kernels", "embedded"]);
             }
             command.env("LD_LIBRARY_PATH", directory).env("BLCO_MOCK_LOG", self.path("log"));
-            // What is not set here is as by default.
+            // Settings that are absent here have their defaults.
             for name in
                 ["FAIL", "ERROR", "MEMORY", "SEED", "SLOW", "DEVICES", "FAIL_DEVICE", "PEERS", "NCCL_FAIL"]
             {
@@ -112,7 +112,7 @@ impl Place {
         command.output().unwrap()
     }
 
-    /// The mock's account of the last run, which is then forgotten. Nothing is alive in it.
+    /// The mock's record of the last run, which is then removed. No object in it is alive.
     fn account(&self) -> HashMap<String, String> {
         let text = std::fs::read_to_string(self.path("log")).unwrap();
         std::fs::remove_file(self.path("log")).unwrap();
@@ -144,7 +144,7 @@ impl Place {
         report
     }
 
-    /// Whether the results in `out` are those of the CPU, within both bounds. Removes them.
+    /// Compares the results in `out` with the CPU's, within both bounds, and removes them.
     fn agrees<T: Real>(&self, rank: usize, what: &str) {
         let store = blco::internals::store::Store::open(&Sys::default(), &self.path("s")).unwrap();
         let shape = store.manifest().shape.clone();
@@ -206,7 +206,7 @@ fn the_mock_driver_catches_what_it_must() {
 #[test]
 fn every_order_and_rank() {
     let Some(gpu) = gpu() else { return };
-    // All ranks with some order, all orders with several ranks.
+    // All ranks with an order each, all orders with several ranks.
     let shapes: [(&[u64], [usize; 3]); 7] = [
         (&[70, 300], [1, 16, 64]),
         (&[40, 9, 200], [5, 17, 33]),
@@ -331,7 +331,7 @@ fn copies_are_built_where_they_are_asked_for_and_fit() {
     assert_eq!(sorted_modes(&place, &target), [true; 3]);
     check(&place, 4, &target, &[]);
     check(&place, 33, &["--device-order", "auto", "--repeat", "2"], &[]);
-    // Two passes do not pay for it; one has no use for it.
+    // With two passes it does not pay; with one it is useless.
     assert_eq!(sorted_modes(&place, &["--device-order", "auto", "--repeat", "2"]), [false; 3]);
     assert_eq!(sorted_modes(&place, &["--device-order", "target"]), [false; 3]);
     // Room for all chunks, but not for orders beside them.
@@ -386,7 +386,7 @@ fn ttm_has_the_bits_of_the_cpu() {
     }
 }
 
-/// The plan knows what the values of every chunk are, also of those that it does not sample: with what it says, all is sorted.
+/// The plan knows the value encoding of every chunk, also of chunks that it does not sample, so everything is sorted within it.
 #[test]
 fn orders_have_room_for_the_values_of_every_chunk() {
     let Some(gpu) = gpu() else { return };
@@ -444,13 +444,13 @@ fn sorted_nonzeros_are_streamed_from_host_memory() {
         assert!(report["device"]["build"]["groups"].as_array().unwrap().len() > 1);
         let count = |pass: usize, field: &str| report["passes"][pass]["device"][field].as_f64().unwrap();
         assert!(count(0, "build_seconds") > 0.0 && count(1, "build_seconds") == 0.0);
-        // From then on, nothing of the store is needed; each mode's images cross the link in each pass.
+        // From then on, the store is not read; each mode's images cross the link in each pass.
         assert!(report["passes"][1]["bytes"] == 0 && report["plan"]["kept"] == 0, "{report}");
         let (first, later) = (count(0, "copied_bytes"), count(3, "copied_bytes"));
         assert!(later > 1.5 * first && later < 4.0 * first, "{first}, {later}");
         assert_eq!(report["passes"][3]["nnz"], report["nnz"]);
     }
-    // One pass has no use for it; without host memory there is none.
+    // With one pass it is useless; without host memory there is none.
     assert_eq!(sorted_modes(&place, &["--device-order", "host"]), [false; 3]);
     let output = place.blco_run(&["--device-order", "host", "--repeat", "2", "--memory", "1MiB"], &[]);
     assert_eq!(output.status.code(), Some(2));
@@ -472,8 +472,8 @@ fn long_delays_change_nothing() {
     }
 }
 
-/// The pass's zero is there before anything that is timed from it ends: a stream that does nothing else is late now and
-/// then, once in some hundred passes.
+/// The pass's time zero exists before any event that is timed from it: a stream without other work is late now and
+/// then, once in about a hundred passes.
 #[test]
 fn times_are_there_when_a_pass_ends() {
     let Some(gpu) = mock() else { return };
@@ -487,7 +487,7 @@ fn times_are_there_when_a_pass_ends() {
 struct Failing {
     place: Place,
     args: Vec<String>,
-    /// Holds the results of a run, in `out`, against what they are to be.
+    /// Compares the results of a run, in `out`, with the expected ones.
     agrees: fn(&Place, &str),
 }
 
@@ -543,7 +543,7 @@ impl Failing {
         Self { place, args: args.map(str::to_owned).to_vec(), agrees: sums_agree }
     }
 
-    /// Elements stream out of trees, with fibers that go on in the next chunk.
+    /// Elements stream from trees, with fibers that continue in the next chunk.
     fn ttv(gpu: Gpu) -> Self {
         let tensor = Tensor::random(&[20, 3, 900], 40_000, 1, values::fraction);
         let place = Place::new(gpu, &tensor, Kind::HocfsCsr, SMALL_CHUNKS);
@@ -571,7 +571,7 @@ impl Failing {
         self.args.iter().map(String::as_str).chain(["--output", "out", "--force"]).collect()
     }
 
-    /// Runs with a failing call: exit status, standard error, the mock's account.
+    /// Runs with a failing call. Returns exit status, standard error and the mock's record.
     fn run(&self, nth: u64, error: &str) -> (Option<i32>, String, HashMap<String, String>) {
         let nth = nth.to_string();
         let env = [("BLCO_MOCK_FAIL", &nth[..]), ("BLCO_MOCK_ERROR", error), ("BLCO_MOCK_SLOW", "5")];
@@ -583,7 +583,7 @@ impl Failing {
         (output.status.code(), text, account)
     }
 
-    /// How many calls, or allocations, a run makes in which none fails.
+    /// The number of calls, or allocations, of a run without failures.
     fn count(&self, what: &str) -> u64 {
         let output = self.place.blco_run(&self.args(), &[("BLCO_MOCK_SLOW", "5")]);
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -618,7 +618,7 @@ fn every_failing_call_ends(failing: &Failing) {
         let (status, text, account) = failing.run(nth, "700");
         let call = &account["failed"][..];
         if status == Some(0) {
-            // Calls that ask whether something is done vary in number, and nobody asks how the last ones ended.
+            // Calls that poll vary in number, and no one reads the status of the last ones.
             assert!(call == "-" || RELEASES.contains(&call), "call {nth}, {call}, failed and nobody noticed");
             (failing.agrees)(&failing.place, call);
             continue;
@@ -632,7 +632,7 @@ fn every_failing_call_ends(failing: &Failing) {
     assert!(failed > 60, "{failed} calls failed");
 }
 
-/// A kernel that does not start leaves what was started before it at work: it ends before what it uses goes.
+/// If a kernel does not start, earlier ones are still running. They end before their memory is freed.
 #[test]
 fn every_failing_launch_ends_a_run_with_its_error() {
     let Some(gpu) = mock() else { return };
@@ -690,7 +690,7 @@ fn every_failing_allocation(failing: &Failing) {
     assert!(smaller > 0 && ended > 0, "{smaller} runs with less memory, {ended} ended");
 }
 
-/// Which memory was short where an allocation has failed, as it is to be told, and which was not.
+/// The words for the memory that was short after a failed allocation, and words that must not occur.
 fn memories_of(account: &HashMap<String, String>) -> (&'static str, &'static str) {
     match &account["failed"][..] {
         "cuMemAlloc_v2" => ("device", "host"),
@@ -723,7 +723,7 @@ fn told_of_less_memory(failing: &Failing) {
             let (lacks, other) = memories_of(&account);
             assert!(notes.contains("memory") && notes.contains(lacks), "allocation {nth}: {report}");
             assert!(!notes.contains(other), "allocation {nth}: {report}");
-            // What was planned stands beside what was used.
+            // The report has the first plan beside the used one.
             assert!(report["planned"].is_object() && report["planned"] != report["device"], "{report}");
             does_what_its_plan_says(&report, &format!("allocation {nth}"));
             told += 1;
@@ -796,7 +796,7 @@ fn every_field_of_a_plan_is_on_its_page() {
     assert!(names.len() > 40 && missing.is_empty(), "{missing:?}");
 }
 
-/// Whichever allocation fails, passes do what the plan says that is left. Without any order in host memory, chunks stay on the device.
+/// Whichever allocation fails, passes follow the new plan. Without any copies in host memory, chunks stay on the device.
 #[test]
 fn copies_that_are_given_up_leave_a_plan_that_holds() {
     let Some(gpu) = mock() else { return };
@@ -844,7 +844,7 @@ fn a_device_that_is_too_small_or_missing() {
         assert!(text.contains(what), "{what}: {text}");
         assert_eq!(text.lines().count(), 1, "{text}");
         assert!(!place.path("out").exists());
-        // Where nobody asks for a GPU, the CPU does it and the report says why.
+        // If no GPU is requested, the CPU computes and the report says why.
         let auto = [args, &["--backend", "auto", "--json"]].concat();
         let output = place.blco_run(&auto, &[(env.0, &env.1)]);
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -857,7 +857,7 @@ fn a_device_that_is_too_small_or_missing() {
 #[test]
 fn damage_in_a_chunk_ends_a_run() {
     let Some(gpu) = gpu() else { return };
-    // A chunk that is missing ends the pass while others are at work.
+    // A missing chunk ends the pass while other chunks are being processed.
     let place = Place::new(gpu, &many_chunks(), Kind::Tiled, SMALL_CHUNKS);
     let chunks = ["chunk-000000.bin", "chunk-000005.bin"];
     for (chunk, more) in chunks.into_iter().flat_map(|chunk| [(chunk, &[][..]), (chunk, &["--direct"])]) {
@@ -888,7 +888,7 @@ fn ttv_plans_and_reports() {
     );
     let ttv = |more: &[&str]| {
         let output = place.blco_run(&[&["--op", "ttv", "--json"], more].concat(), &[]);
-        // Where nobody opens the driver, there is none.
+        // If the driver is not opened, there is none.
         if place.path("log").exists() {
             place.account();
         }

@@ -29,6 +29,26 @@ const FILES: &[Mistake] = &[
     mistake("blco-pack tt.tns", "tt.tns: no such file; check the path", "blco-pack t.tns -o o.blco"),
     mistake("blco-pack .", ".: is a directory; give a file", "blco-pack t.tns -o o.blco"),
     mistake(
+        "blco-pack '~/t.tns'",
+        "~/t.tns: no such file; take ~ out of the quotes",
+        "HOME=$PWD; blco-pack ~/t.tns -o o.blco",
+    ),
+    mistake(
+        "blco-pack t.tns -o '~/o.blco'",
+        "cannot create ~/o.blco: no such file or directory; take ~ out of the quotes",
+        "HOME=$PWD; blco-pack t.tns -o ~/o.blco",
+    ),
+    mistake(
+        "printf '1 1 1 1\\r2 2 2 2\\r' > r.tns; blco-pack r.tns",
+        "r.tns:1: lines end in CR alone; make line feeds of them: tr '\\r' '\\n'",
+        "tr '\\r' '\\n' < r.tns | blco-pack - -o r.blco",
+    ),
+    mistake(
+        "echo '{\"a\":1}' > j.json; blco-pack j.json",
+        "j.json:1: `…` is neither a header nor a row: give indices and a value, separated by spaces, or read a table with --modes",
+        "blco-pack ratings.csv --modes user,title -o j.blco",
+    ),
+    mistake(
         ": > e.tns; blco-pack e.tns",
         "e.tns: no nonzeros; give a file with at least one row of indices and a value",
         "echo 1 1 1 1 > e.tns; blco-pack e.tns",
@@ -60,7 +80,7 @@ const FILES: &[Mistake] = &[
     ),
     mistake(
         "printf 'PK\\003\\004abcd' > a.tns; blco-pack a.tns",
-        "a.tns: is a zip archive, …: unpack it first; arrays of a NumPy .npz …",
+        "a.tns: is a zip archive, …: unpack it first; name a NumPy archive .npz",
         "cp t.tns a.tns; blco-pack a.tns",
     ),
     mistake(
@@ -154,6 +174,62 @@ const ROWS: &[Mistake] = &[
         "echo 1 1 1 0 > n.tns; blco-pack n.tns",
     ),
     mistake(
+        "echo 1 2 3 4,5 > k.tns; blco-pack k.tns",
+        "k.tns:1: `4,5` is not a number; write values with a decimal point, not a comma",
+        "echo 1 2 3 4.5 > k.tns; blco-pack k.tns",
+    ),
+    mistake(
+        "printf 'user item day stars\\n1 1 2 3\\n' > h.tns; blco-pack h.tns",
+        "h.tns:1: `user` is not a number, but the index of mode 1 belongs here; start headers and comments with #",
+        "printf '# user item day stars\\n1 1 2 3\\n' > h.tns; blco-pack h.tns",
+    ),
+    mistake(
+        "echo 1 1 -1 3 > n.tns; blco-pack n.tns",
+        "n.tns:1: index `-1` of mode 3 is negative; indices count from 1",
+        "echo 1 1 1 3 > n.tns; blco-pack n.tns",
+    ),
+    mistake(
+        "echo 1 1 99999999999 3 > b.tns; blco-pack b.tns",
+        "b.tns:1: index `99999999999` of mode 3 is above 4294967295, the largest supported; renumber the mode",
+        "echo 1 1 1 3 > b.tns; blco-pack b.tns",
+    ),
+    mistake(
+        "blco-pack t.tns -o o.blco --dims 3,3",
+        "t.tns:1: a long row: 4 fields where 3 are expected, 2 indices and a value, as --dims says; correct the row, \
+         give one dim per mode with --dims, or start a comment with #",
+        "blco-pack t.tns -o o.blco --dims 3,3,4",
+    ),
+    mistake(
+        "blco-pack t.tns -o o.blco --dims 3x3x4",
+        "invalid value '3x3x4' for '--dims <D1,D2,…>': separate dims by commas, such as 183,24,1140; see blco-pack --help",
+        "blco-pack t.tns -o o.blco --dims 3,3,4",
+    ),
+    mistake(
+        "blco-pack ratings.csv",
+        "ratings.csv: say which columns are modes, and which holds values: --modes A,B,… --value C; the columns are user,title,stars",
+        "blco-pack ratings.csv --modes user,title",
+    ),
+    mistake(
+        "blco-pack ratings.csv --modes User,title",
+        "ratings.csv: there is no column \"User\"; is \"user\" meant?; the columns are user,title,stars",
+        "blco-pack ratings.csv --modes user,title",
+    ),
+    mistake(
+        "blco-pack ratings.csv --modes user",
+        "ratings.csv: order 1 is not supported; give 2 to 8 modes",
+        "blco-pack ratings.csv --modes user,title",
+    ),
+    mistake(
+        "blco-pack t.tns -o o.blco --modes user,title,day",
+        "--modes: t.tns is no table by its name; name modes of text with --mode-names, or a table .csv, .tsv or .parquet",
+        "blco-pack t.tns -o o.blco --mode-names user,title,day",
+    ),
+    mistake(
+        "printf 'user;title;stars\\nann;Heat;4,5\\n' > de.csv; blco-pack de.csv --modes user,title --value stars",
+        "de.csv:2: row 1, column \"stars\": \"4,5\" is not a number; write a decimal point, and no separators of thousands",
+        "sed -i s/4,5/4.5/ de.csv; blco-pack de.csv --modes user,title --value stars",
+    ),
+    mistake(
         "blco-pack t.tns -o o.blco --dims 3,3,3",
         "t.tns:3: index 4 of mode 3 is beyond the dim 3 that --dims gives; correct the row, or give a larger dim with --dims",
         "blco-pack t.tns -o o.blco --dims 3,3,4",
@@ -177,6 +253,74 @@ const ROWS: &[Mistake] = &[
 
 /// Of options and names.
 const OPTIONS: &[Mistake] = &[
+    mistake(
+        "blco-pack t.tns o.blco",
+        "'o.blco' is one argument too many; name the output with -o, and write values without spaces; see blco-pack --help",
+        "blco-pack t.tns -o o.blco",
+    ),
+    mistake(
+        "blco-pack t.tns -o o.blco --memory 4 GB",
+        "'GB' is one argument too many; name the output with -o, and write values without spaces; see blco-pack --help",
+        "blco-pack t.tns -o o.blco --memory 4GB",
+    ),
+    mistake(
+        "blco-pack t.tns -o o.blco --memory -1",
+        "invalid value '-1' for '--memory <SIZE>': not a size; sizes look like 64MiB, 2GB or 4096; see blco-pack --help",
+        "blco-pack t.tns -o o.blco --memory 64MiB",
+    ),
+    mistake("blco-pack -i t.tns", "there is no option -i; see blco-pack --help", "blco-pack t.tns -o o.blco"),
+    mistake(
+        "blco-export t.tns t.blco",
+        "t.blco: .blco is not an ending of coordinate text; end it in .tns, .csv, .tsv, .npz or .mtx; the store comes \
+         first, then the output",
+        "blco-export t.blco o.tns",
+    ),
+    mistake(
+        "blco-run t.blco --backend gpu",
+        "invalid value 'gpu' for '--backend <BACKEND>' [possible values: auto, cpu, cuda]; see blco-run --help",
+        "blco-run t.blco --backend CPU --precision F32",
+    ),
+    mistake(
+        "blco-run t.blco --rank 2.5",
+        "invalid value '2.5' for '--rank <R>': not a whole number; see blco-run --help",
+        "blco-run t.blco --rank 2",
+    ),
+    mistake(
+        "blco-cpd t.blco --rank 2..3",
+        "invalid value '2..3' for '--rank <R>': give one rank, or compare several with --ranks 2..3; see blco-cpd --help",
+        "blco-cpd t.blco --ranks 2..3",
+    ),
+    mistake(
+        "blco-cpd t.blco --rank 0",
+        "invalid value '0' for '--rank <R>': give a whole number from 1 to 16384; see blco-cpd --help",
+        "blco-cpd t.blco --rank 1",
+    ),
+    mistake(
+        "blco-gen -q --dims 60,50,4000 --nnz 60k d.tns > made; blco-pack -q d.tns --chunk-bytes 64KiB > made
+        rm d.blco/chunk-000000.bin; blco-run d.blco",
+        "d.blco/chunk-000000.bin: missing (chunk-missing); blco-info d.blco --repair NEWSTORE writes what is intact",
+        "blco-info d.blco --repair s.blco > lost || blco-run s.blco",
+    ),
+    mistake(
+        "blco-run t.blco/manifest",
+        "t.blco/manifest: a file, not a store; name its directory, t.blco",
+        "blco-run t.blco",
+    ),
+    mistake(
+        "mkdir d; touch d/notes; blco-cpd t.blco -r 2 -o d",
+        "d: holds \"notes\", which is no result of these programs; name another directory",
+        "blco-cpd t.blco -r 2 -o e",
+    ),
+    mistake(
+        "blco-pack t.tns -o F --force",
+        "F: exists and is not a store; name another output",
+        "blco-pack t.tns -o o.blco",
+    ),
+    mistake(
+        "blco-cpd --resume t.blco",
+        "t.blco: holds no checkpoint with its command; name another directory, or repeat the whole command, with --resume",
+        "blco-cpd t.blco --checkpoint c --max-iters 1 --tol 0 > /dev/null; blco-cpd --resume c --force",
+    ),
     mistake(
         "blco-run t.blco --mode 1",
         "unexpected argument '--mode' found; a similar argument exists: '--modes'; see blco-run --help",
@@ -237,11 +381,7 @@ const OPTIONS: &[Mistake] = &[
         "standard input has no name; give the store one with -o",
         "blco-pack - -o o.blco < t.tns",
     ),
-    mistake(
-        "blco-run t.tns",
-        "t.tns: a file, not a store; a store is a directory that blco-pack makes, …",
-        "blco-run t.blco",
-    ),
+    mistake("blco-run t.tns", "t.tns: a file, not a store; did you mean t.blco?", "blco-run t.blco"),
     mistake(
         "blco-run",
         "the following required arguments were not provided: <STORE>; see blco-run --help",

@@ -1,4 +1,4 @@
-//! Establishes that NumPy archives of coordinates, this project's, `sparse`'s and `SciPy`'s, become the tensors that they hold.
+//! Establishes that NumPy archives of coordinates, as `blco-export`, `sparse` and `SciPy` write them, become the tensors that they hold.
 
 use crate::programs::{program, python};
 use crate::tables::run;

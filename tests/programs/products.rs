@@ -1,6 +1,6 @@
 //! Establishes that what `blco-run --op ttm`, `ttmc`, `ttv` along several modes, `inner` and `norm` write is what numpy computes from the same text
-//! (`tools/products_oracle.py`, which knows nothing of the engine), whatever the format, threads, chunks and memory; that a wrong result is
-//! seen; and that requests which cannot be end in one line.
+//! (`tools/products_oracle.py`, which is independent of the engine), whatever the format, threads, chunks and memory; that a wrong result is
+//! detected; and that impossible requests end in one line.
 
 use crate::common::tree;
 use crate::programs::{program, python, script};
@@ -16,7 +16,7 @@ struct Bench {
 }
 
 impl Bench {
-    /// Nothing where there is no numpy.
+    /// `None` without numpy.
     fn new(dims: &str, nnz: &str, ranks: &str) -> Option<Self> {
         let bench =
             Self { dir: tempfile::tempdir().unwrap(), python: python()?, order: dims.split(',').count() };
@@ -53,7 +53,7 @@ impl Bench {
         self.dir.path()
     }
 
-    /// Runs the oracle, which has to agree.
+    /// Runs the oracle, which must agree.
     fn oracle(&self, args: &[&str]) {
         let output = script(&self.python, "products_oracle.py", self.path(), args);
         let told = [output.stdout, output.stderr].concat();
@@ -74,7 +74,7 @@ impl Bench {
                 let mut args =
                     vec![store, "--op", "ttm", "--modes", &number, "--matrix", &matrix, "--output", "ttm"];
                 args.extend(["--force", "--precision", precision, "--threads", &threads]);
-                // So little that nonzeros go to files.
+                // So little memory that nonzeros go to files.
                 args.extend(if n == 0 { &["--memory", "24MiB"][..] } else { &[] });
                 let report = self.run(&args);
                 // Their leaves, with the other modes ascending above.
@@ -158,7 +158,7 @@ fn every_operation_equals_numpy() {
     }
 }
 
-/// The oracle sees a number that is off by a little, fibers that are missing or moved, and other types.
+/// The oracle detects a slightly wrong number, missing or moved fibers, and wrong types.
 #[test]
 fn what_differs_is_seen() {
     let Some(bench) = Bench::new("30,40,50", "3000", "2,3,4") else { return };
@@ -187,7 +187,7 @@ fn what_differs_is_seen() {
     assert_eq!(status(&["inner", "t.tns", "u.tns", "--result=nan"]), Some(1));
 }
 
-/// Runs `blco-run` in `dir`: its status and what it says.
+/// Runs `blco-run` in `dir`. Returns its status and output.
 fn blco_run(dir: &Path, args: &[&str]) -> (Option<i32>, String, String) {
     let output = Command::new(cargo_bin("blco-run"))
         .current_dir(dir)
@@ -228,7 +228,7 @@ fn small() -> tempfile::TempDir {
     dir
 }
 
-/// What is written and reported of a tensor that can be checked by hand.
+/// The results and report of a tensor that can be checked by hand.
 #[test]
 fn results_and_reports() {
     let dir = small();
@@ -305,7 +305,7 @@ fn results_and_reports() {
     }
 }
 
-/// Every request that cannot be ends with status 2 and one line, and leaves nothing.
+/// Every impossible request ends with status 2 and one line, and leaves nothing.
 #[test]
 fn requests_that_cannot_be_are_refused() {
     let dir = small();
@@ -316,7 +316,6 @@ fn requests_that_cannot_be_are_refused() {
         assert!(error.starts_with("blco-run: ") && error.contains(wanted), "{args:?}: {error}");
         assert!(tree(dir.path()) == before, "{args:?}");
     };
-    // What clap finds it tells with how the program is used.
     let misused = |args: &[&str], wanted: &str| {
         let before = tree(dir.path());
         let (status, _, error) = blco_run(dir.path(), args);

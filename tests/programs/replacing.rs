@@ -1,5 +1,5 @@
-//! Establishes what programs do to names: they replace and remove only what a program here has made and what was there when they
-//! began, in one step, keep permissions, work where names cannot be exchanged, and leave what is read to its readers.
+//! Establishes what programs do to names: they replace and remove only what these programs made and what existed when they
+//! began, in one step. They keep permissions, work if names cannot be exchanged, and do not disturb readers.
 
 use crate::common::{identity, tree};
 use assert_cmd::cargo::cargo_bin;
@@ -17,7 +17,7 @@ use tempfile::TempDir;
 const ROWS: &str = "1 2 3 4.5\n3 1 1 -1\n2 3 4 0\n2 2 2 7\n";
 const OTHER: &str = "1 1 1\n2 2 2\n";
 
-/// What a file system says that cannot exchange names.
+/// The error of a file system that cannot exchange names.
 const NO_EXCHANGE: &str = "exchange:all:22";
 
 /// A directory with the text `t.tns` and `u.tns`, and the store `t.blco` of the first.
@@ -35,7 +35,7 @@ impl Place {
         place
     }
 
-    /// The same where names can be exchanged and where they cannot.
+    /// Runs the same if names can be exchanged and if they cannot.
     fn on_both_file_systems() -> [Self; 2] {
         [None, Some(NO_EXCHANGE)].map(|fault| Self { fault, ..Self::new() })
     }
@@ -73,7 +73,7 @@ impl Place {
         assert!(tree(self.dir.path()) == before, "{line} changed something");
     }
 
-    /// A directory with somebody's work.
+    /// A directory with a user's files.
     fn thesis(&self, name: &str) {
         fs::create_dir_all(self.path(name)).unwrap();
         fs::write(self.path(name).join("thesis"), "years").unwrap();
@@ -120,7 +120,7 @@ fn signal(child: &Child, signal: rustix::process::Signal) {
     rustix::process::kill_process(rustix::process::Pid::from_child(child), signal).unwrap();
 }
 
-/// Rows for the packer that reads `fifo`, until it is told to stop or the packer does.
+/// Writes rows for the packer that reads `fifo`, until it is stopped or the packer stops.
 struct Feeding {
     stop: Arc<AtomicBool>,
     thread: std::thread::JoinHandle<()>,
@@ -144,7 +144,7 @@ impl Feeding {
     }
 }
 
-/// A program that writes `path`, stopped while it does; `meanwhile` happens, and it goes on: how it ends.
+/// Stops a program while it writes `path`, calls `meanwhile`, and lets it continue. Returns how it ends.
 fn interfere(place: &Place, line: &str, partial: &str, meanwhile: impl FnOnce()) -> Output {
     let child = place.command(line).spawn().unwrap();
     until(partial, || place.path(partial).exists());
@@ -170,14 +170,14 @@ fn a_checkpoint_directory_keeps_what_is_not_a_checkpoint() {
             fs::remove_dir_all(place.path("W")).unwrap();
         }
         place.succeeds(cpd);
-        // Nor what somebody puts into a checkpoint, or a directory of files with the right names.
+        // A user's file in a checkpoint stays too, and so does a directory of files with the right names.
         place.thesis("W/current");
         place.refuses(&format!("{cpd} --resume"), "\"thesis\"");
         fs::remove_file(place.path("W/current/thesis")).unwrap();
         fs::create_dir(place.path("W/next")).unwrap();
         fs::copy(place.path("W/current/mode-1.npy"), place.path("W/next/mode-1.npy")).unwrap();
         place.refuses(&format!("{cpd} --resume"), "has no mark of a checkpoint");
-        // What a program left that was killed at its beginning goes.
+        // Files of a program that was killed at its beginning are removed.
         for left in [&[][..], b"{\"made"] {
             drop(fs::remove_dir_all(place.path("W/next")));
             fs::create_dir(place.path("W/next")).unwrap();
@@ -207,7 +207,7 @@ fn a_checkpoint_without_a_marker_is_continued() {
     }
 }
 
-/// A directory, and a store, that take the place of the one that was there, or come where nothing was.
+/// A directory, and a store, that replace an existing one or appear where there was none.
 #[test]
 fn what_came_meanwhile_is_not_replaced() {
     for place in Place::on_both_file_systems() {
@@ -292,14 +292,14 @@ fn names_that_cannot_be_exchanged_are_replaced() {
     }
 }
 
-/// A program was killed between two renames: readers find the old one, and the next writer gives it its name back.
+/// A program was killed between two renames: readers find the old one, and the next writer restores its name.
 #[test]
 fn a_kill_between_two_renames_is_repaired() {
     let place = Place::new();
     place.succeeds("blco-run t.blco --output r");
     place.succeeds("blco-export t.blco x.tns");
     let moved = |name: &str, kind: &str| {
-        // A program that is killed as it writes leaves the directory for it.
+        // A program that is killed while it writes leaves its directory.
         let partial = format!("{name}.partial");
         let slow = match kind {
             "store" => "blco-pack in -o t.blco --force".to_owned(),
@@ -370,7 +370,7 @@ fn what_replaces_has_the_permissions_of_what_it_replaces() {
     }
 }
 
-/// What others have put where programs write: a FIFO, which would block whoever opens it, and directories.
+/// Foreign entries where programs write: a FIFO, which blocks a program that opens it, and directories.
 #[test]
 fn what_is_in_the_way_of_temporary_names_stays() {
     let place = Place::new();
@@ -406,19 +406,19 @@ fn results_are_replaced_as_one_and_only_with_force() {
             ),
         ];
         for (four_modes, three_modes) in commands {
-            // Somebody's directory.
+            // A user's directory.
             place.thesis("D");
             place.refuses(three_modes, "D: holds \"thesis\", which is no result");
             place.refuses(&format!("{three_modes} --force"), "D: holds \"thesis\", which is no result");
             fs::remove_file(place.path("D/thesis")).unwrap();
-            // An empty one is as good as none.
+            // An empty one counts as absent.
             place.succeeds(four_modes);
             assert!(place.path("D/mode-4.npy").exists());
             place.refuses(three_modes, "D: results already exist; replace them with --force");
             place.succeeds(&format!("{three_modes} --force"));
             let left: Vec<_> = tree(&place.path("D")).into_keys().collect();
             assert!(!left.contains(&"mode-4.npy".into()), "{left:?}");
-            // And results with somebody's file among them.
+            // Results with a user's file among them.
             place.thesis("D");
             place.refuses(&format!("{three_modes} --force"), "D: holds \"thesis\"");
             fs::remove_dir_all(place.path("D")).unwrap();
@@ -446,7 +446,7 @@ fn results_may_go_where_factors_came_from() {
     }
 }
 
-/// One more file, in the directory of the results or elsewhere.
+/// Another file, in the directory of the results or elsewhere.
 #[test]
 fn a_page_or_a_timeline_may_be_among_the_results() {
     for place in Place::on_both_file_systems() {
@@ -478,7 +478,7 @@ fn a_result_has_one_writer_at_a_time() {
         }
         place.run("blco-info t.blco");
         fs::write(place.path("stop"), "").unwrap();
-        // It goes on and ends.
+        // It continues and ends.
         let pid = fs::read_dir("/proc").unwrap().flatten().find_map(|entry| {
             let command = fs::read(entry.path().join("cmdline")).ok()?;
             let here = entry.path().join("cwd").read_link().ok()? == place.dir.path().canonicalize().unwrap();
@@ -491,7 +491,7 @@ fn a_result_has_one_writer_at_a_time() {
     assert!(!place.path("r").exists() && !place.path("r.partial").exists());
 }
 
-/// Readers see one store or the other, whole, while one takes the other's place over and over.
+/// Readers see one of two whole stores, while these replace each other over and over.
 #[test]
 fn readers_never_miss_a_store_that_is_replaced() {
     for place in Place::on_both_file_systems() {
@@ -534,7 +534,7 @@ fn readers_never_miss_a_store_that_is_replaced() {
     }
 }
 
-/// What is read stays under another name until nobody reads it.
+/// A store in use stays under another name until its last reader ends.
 #[test]
 fn a_store_that_is_read_is_left_to_its_reader() {
     for place in Place::on_both_file_systems() {
@@ -554,7 +554,7 @@ fn a_store_that_is_read_is_left_to_its_reader() {
     }
 }
 
-/// Where a file system is mounted nothing else can get the name: said before the work.
+/// Nothing can replace a mount point. This is reported before the work.
 #[test]
 fn a_mount_point_is_refused() {
     let place = Place::new();

@@ -1,6 +1,6 @@
-//! Establishes what programs make of their surroundings: directories and links that others put where temporary files go,
-//! what killed programs left there, journals that lie, signals that a shell has them ignore, limits on file sizes, inputs
-//! that change while they are read.
+//! Establishes how programs deal with their surroundings: directories and links that others put where temporary files go,
+//! remains of killed programs, false journals, signals that a shell makes them ignore, limits on file sizes, inputs
+//! that change during reading.
 
 use crate::common::{identity, tree};
 use assert_cmd::cargo::cargo_bin;
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 const ROWS: &str = "1 2 3 4.5\n3 1 1 -1\n2 3 4 0\n2 2 2 7\n";
 
-/// So often they are more than a reader waits for before it hands over what it has.
+/// With this number of repetitions, they exceed what a reader waits for before it delivers data.
 const PIECES: usize = 80_000;
 
 /// Runs `script` by a shell in which `$pack`, `$run`, `$info` and `$gen` are programs.
@@ -75,7 +75,7 @@ fn spill_dir(dir: &Path) -> Option<PathBuf> {
     names.into_iter().find(|path| path.file_name().unwrap().to_string_lossy().starts_with("blco-spill-"))
 }
 
-/// Whether a temporary file whose name begins with `kind` is in the one directory in `dir`.
+/// Whether a temporary file with a name that begins with `kind` is in the one directory in `dir`.
 fn has_spilled(dir: &Path, kind: &str) -> bool {
     let files = spill_dir(dir).and_then(|dir| dir.read_dir().ok());
     files.is_some_and(|files| files.flatten().any(|f| f.file_name().to_string_lossy().starts_with(kind)))
@@ -88,7 +88,7 @@ fn store_that_spills(dir: &Path) {
 
 const TTV: &str = "exec $run t.blco --op ttv --modes 1 --memory 64MiB --backend cpu --temp-dir temp";
 
-/// What exceeds all numbers is told as such, not as damage to the file that it went to.
+/// An overflow is reported as such, and not as damage to the file that holds it.
 #[test]
 fn products_beyond_all_numbers_are_no_damage() {
     let dir = tempfile::tempdir().unwrap();
@@ -111,7 +111,7 @@ fn killed_pack(dir: &Path) {
     kill(child);
 }
 
-/// Names that can be foreseen are others' to take; what is there when a program comes is not its own.
+/// Other users can take predictable names. An entry that exists when a program starts is not the program's.
 #[test]
 fn temporary_files_go_to_new_private_directories() {
     let dir = tempfile::tempdir().unwrap();
@@ -149,7 +149,7 @@ fn what_killed_programs_left_goes_and_nothing_else() {
     kill(child);
     assert!(left.exists());
 
-    // Another program's that still runs, and what only looks like one's: not marked, marked by a link, open to others.
+    // The directory of a running program, and directories that only look like one: unmarked, marked by a link, open to others.
     let live = temp.join("blco-spill-11111111111111111111111111111111");
     let digits = |digit: &str| temp.join(format!("blco-spill-{}", digit.repeat(32)));
     let [unmarked, linked, open, link] = ["2", "3", "4", "5"].map(digits);
@@ -272,7 +272,7 @@ fn a_journal_that_others_can_write_is_not_used() {
     assert_eq!(std::fs::read(dir.join("journal")).unwrap(), text);
 }
 
-/// Sends `name` to a pack that `script` starts and that reads from a pipe, once it reads. Its status, and whether it went on.
+/// Sends `name` to a pack that `script` starts, once it reads from its pipe. Returns its status, and whether it continued.
 fn signalled(script: &str, name: &str) -> (Option<i32>, bool) {
     let dir = tempfile::tempdir().unwrap();
     let mut child = shell(dir.path(), script).spawn().unwrap();
@@ -282,7 +282,7 @@ fn signalled(script: &str, name: &str) -> (Option<i32>, bool) {
     let killed = Command::new("kill").args([format!("-{name}"), child.id().to_string()]).status().unwrap();
     assert!(killed.success());
     std::thread::sleep(Duration::from_millis(200));
-    // A program that has been asked to stop reads no more.
+    // A program that was asked to stop reads no more.
     drop(input.write_all(ROWS.as_bytes()));
     drop(input);
     let status = child.wait().unwrap();
@@ -307,7 +307,7 @@ fn signals_that_were_ignored_stay_ignored() {
     assert_eq!(signalled("trap '' HUP; exec $pack - -o s", crate::programs::interrupt()), (Some(130), false));
 }
 
-/// A shell without job control has what it puts into the background ignore SIGINT.
+/// A shell without job control makes background commands ignore SIGINT.
 #[test]
 fn a_background_job_outlives_an_interrupt() {
     let dir = tempfile::tempdir().unwrap();
@@ -317,7 +317,7 @@ fn a_background_job_outlives_an_interrupt() {
     let mut input = std::fs::File::options().write(true).open(dir.path().join("fifo")).unwrap();
     input.write_all(ROWS.repeat(PIECES).as_bytes()).unwrap();
     wait_until("the packer to read", || dir.path().join("s.partial/store").exists());
-    // The shell itself would end by it: the job alone gets it, by its number in the shell's first line.
+    // The signal would end the shell, so only the job gets it, by its number in the shell's first line.
     let mut number = String::new();
     BufReader::new(child.stdout.take().unwrap()).read_line(&mut number).unwrap();
     assert!(Command::new("kill").args(["-INT", number.trim()]).status().unwrap().success());
@@ -371,7 +371,7 @@ fn an_input_that_changes_while_it_is_packed_leaves_no_store() {
         refused(&output, said, &["t.tns: ", said, "while it was read; start again once nothing writes it"]);
         assert!(!names(dir).iter().any(|name| name.starts_with('s')), "{:?}", names(dir));
     }
-    // A pipe has nothing that could change.
+    // A pipe has no state that could change.
     std::fs::write(dir.join("small.tns"), ROWS).unwrap();
     succeeds(dir, "cat small.tns | $pack - -o p && $pack small.tns -o q");
     assert!(identity(&dir.join("p")) == identity(&dir.join("q")));
@@ -386,11 +386,11 @@ fn a_value_that_f64_would_take_for_zero_is_refused() {
     assert_eq!(names(dir), ["t.tns"]);
 }
 
-/// A control group of its own for processors, of this process's, where it may make one: version 1 or 2.
+/// A new control group for processors below this process's, if it may create one: version 1 or 2.
 struct Group(PathBuf);
 
 impl Group {
-    /// With a quota of `processors`; `None` where this process may make none, or nothing limits processors there.
+    /// With a quota of `processors`; `None` if this process may not create one, or processors cannot be limited there.
     fn of(processors: usize) -> Option<Self> {
         let name = format!("blco-test-{}", std::process::id());
         let quota = 100_000 * processors;
@@ -413,7 +413,7 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        // Its last process has been waited for, but may still be on its way out.
+        // Its last process has ended, but the system may not have removed it yet.
         let gone = (0..100).any(|_| {
             std::thread::sleep(Duration::from_millis(10));
             std::fs::remove_dir(&self.0).is_ok()
@@ -422,7 +422,7 @@ impl Drop for Group {
     }
 }
 
-/// Unless told, as many threads work as processors may be used: an affinity mask and a control group's quota count.
+/// By default there is a thread per usable processor: an affinity mask and a control group's quota count.
 #[test]
 fn masks_and_quotas_decide_how_many_threads_work() {
     let dir = tempfile::tempdir().unwrap();
@@ -452,12 +452,12 @@ fn masks_and_quotas_decide_how_many_threads_work() {
     }
 }
 
-/// With `--pin-threads` each compute thread may use one processor; otherwise all that the program may.
+/// With `--pin-threads` each compute thread may use one processor; otherwise, all that the program may use.
 #[test]
 fn threads_are_kept_on_processors_on_request() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
-    // What the compute threads of a program may use whose output nobody takes.
+    // The processors that each compute thread of a program may use. The program's output is not read.
     let allowed = |options: &str| {
         let script = format!("exec $gen --dims 9,9 --nnz 100M - --threads 3 {options}");
         let mut child = shell(dir, &script).spawn().unwrap();

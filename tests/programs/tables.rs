@@ -1,4 +1,4 @@
-//! Establishes that tables become the tensors that they say, with their labels; that every wrong one is told with row, column
+//! Establishes that tables become their tensors, with labels; that every wrong table is reported with row, column
 //! and remedy; and that bytes depend neither on the order of rows nor on memory.
 
 use crate::programs::program;
@@ -13,7 +13,7 @@ pub fn run(name: &str, dir: &Path, args: &[&str]) -> Output {
     Command::new(cargo_bin(name)).current_dir(dir).args(args).env("BLCO_MEMORY_MIN", "0").output().unwrap()
 }
 
-/// A field as CSV has it, always in quotes.
+/// A field as in CSV, always in quotes.
 pub fn quoted(text: &str) -> String {
     format!("\"{}\"", text.replace('"', "\"\""))
 }
@@ -45,7 +45,7 @@ fn nonzeros(dir: &Path, store: &str, modes: &[&str]) -> BTreeMap<Vec<String>, f6
     all
 }
 
-/// The files of a store but for its provenance.
+/// The files of a store without its provenance.
 pub fn bytes(store: &Path) -> BTreeMap<String, Vec<u8>> {
     let files = std::fs::read_dir(store).unwrap().map(|file| file.unwrap().path());
     let named = files
@@ -53,7 +53,7 @@ pub fn bytes(store: &Path) -> BTreeMap<String, Vec<u8>> {
     named.filter(|(name, _)| name != "provenance.json").collect()
 }
 
-/// What is wrong with a table, or with what is said of it: the table, the options, and words of the line that tells it.
+/// A wrong table or wrong options: the table, the options, and words of the message.
 type Wrong = (Vec<u8>, &'static str, &'static [&'static str]);
 
 const GOOD: &str = "user,title,rating,at\n1,a,3,2024-01-02\n2,b,4,2024-01-03\n";
@@ -63,7 +63,7 @@ fn with(row: &str) -> Vec<u8> {
     format!("{GOOD}{row}\n").into_bytes()
 }
 
-/// Rows that are wrong.
+/// Wrong rows.
 fn wrong_rows() -> Vec<Wrong> {
     vec![
         (with("3,c,5"), USUAL, &["t.csv:4: row 3: has 3 fields, the header has 4", "complete the row"]),
@@ -125,7 +125,7 @@ fn wrong_rows() -> Vec<Wrong> {
     ]
 }
 
-/// Requests that no table answers, and what is no table.
+/// Impossible requests, and inputs that are not tables.
 fn wrong_requests() -> Vec<Wrong> {
     vec![
         (GOOD.into(), "--modes user,title --value stars", &["there is no column \"stars\""]),
@@ -181,7 +181,7 @@ fn wrong_requests() -> Vec<Wrong> {
     ]
 }
 
-/// What a hostile hand would try.
+/// Hostile inputs.
 fn wrong_at_length() -> Vec<Wrong> {
     let names: Vec<String> = (0..50_000).map(|at| format!("c{at}")).collect();
     let cut = {
@@ -227,7 +227,7 @@ fn wrong_at_length() -> Vec<Wrong> {
     ]
 }
 
-/// Every way in which a table can be wrong ends with status 2 and one line that says where, and what to do.
+/// Every wrong table ends with status 2 and one line that says where, and what to do.
 #[test]
 fn wrong_tables_are_told_with_row_column_and_remedy() {
     let cases = [wrong_rows(), wrong_requests(), wrong_at_length()].concat();
@@ -242,14 +242,14 @@ fn wrong_tables_are_told_with_row_column_and_remedy() {
         for word in words {
             assert!(said.contains(word), "{word:?} is not in {said}");
         }
-        // What the grammar of the command line refuses has its usage behind it.
+        // Command lines that the grammar refuses.
         assert!(said.trim_end().lines().count() == 1 || said.contains("Usage"), "{said}");
         let left: Vec<_> = std::fs::read_dir(dir.path()).unwrap().map(|f| f.unwrap().file_name()).collect();
         assert_eq!(left, ["t.csv"], "{words:?}");
     }
 }
 
-/// Labels with all that CSV must quote, an empty one, one of 64 KiB.
+/// Labels with all characters that CSV must quote, an empty one, one of 64 KiB.
 pub fn odd_labels() -> Vec<String> {
     let long = "é".repeat(32 << 10);
     let short =
@@ -257,8 +257,8 @@ pub fn odd_labels() -> Vec<String> {
     short.into_iter().chain([long.as_str()]).map(str::to_owned).collect()
 }
 
-/// Labels with all that CSV must quote, empty ones, long ones, come out as they went in; what is exported is packed to the same
-/// bytes; rows in another order, other line ends and a byte order mark make no difference.
+/// Labels with all characters that CSV must quote, empty ones and long ones come back unchanged. Exported tables are packed to the same
+/// bytes. Rows in another order, other line ends and a byte order mark make no difference.
 #[test]
 fn labels_survive_to_the_store_and_back() {
     let dir = tempfile::tempdir().unwrap();
@@ -308,7 +308,7 @@ fn labels_survive_to_the_store_and_back() {
     let found = program("blco-info", dir.path(), &["a.blco", "--labels", "2", "--find", "QUOT"]);
     assert_eq!(found["labels"].as_array().unwrap().len(), 1);
 
-    // Every byte of a file of labels is under a checksum.
+    // Checksums cover every byte of a file of labels.
     let file = path("a.blco/labels-1.bin");
     let whole = std::fs::read(&file).unwrap();
     for at in [0, whole.len() / 2, whole.len() - 20, whole.len() - 1] {
@@ -321,7 +321,7 @@ fn labels_survive_to_the_store_and_back() {
             said.contains("NOT VERIFIED") && said.contains("labels-1.bin") && said.contains("(labels)");
         assert!(output.status.code() == Some(1) && told, "{said}");
     }
-    // What is intact is repaired: nonzeros, names, and the other labels; from a whole store all of it.
+    // A repair keeps what is intact: nonzeros, names and the other labels; of a whole store, everything.
     let repaired = run("blco-info", dir.path(), &["a.blco", "--repair", "saved.blco"]);
     let said = String::from_utf8(repaired.stdout).unwrap();
     assert!(repaired.status.code() == Some(1) && said.contains("the labels of mode 2"), "{said}");
@@ -329,16 +329,16 @@ fn labels_survive_to_the_store_and_back() {
     std::fs::write(&file, whole).unwrap();
     program("blco-info", dir.path(), &["a.blco", "--repair", "whole.blco"]);
     assert!(bytes(&path("a.blco")) == bytes(&path("whole.blco")));
-    // Modes by their names.
+    // Modes are given by name.
     let by_name = program("blco-run", dir.path(), &["a.blco", "--modes", modes, "--backend", "cpu"]);
     assert_eq!(by_name["modes"].as_array().map(Vec::len), Some(2), "{by_name}");
 }
 
-/// What becomes of values with the same labels: a rule's name, and the rule.
+/// A rule for values with the same labels: its name and a function.
 type Rule = (&'static str, fn(&[f64]) -> f64);
 
 /// Many labels, in epochs that are merged: the same bytes, whatever the memory, threads, and order of rows; each rule for rows that
-/// repeat, against a computation of its own.
+/// repeat, compared with an independent computation.
 #[test]
 fn duplicates_follow_their_rule_within_any_memory() {
     let dir = tempfile::tempdir().unwrap();
@@ -439,13 +439,22 @@ fn bins_cover_their_range() {
         ["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"]
     );
     assert_eq!(labels(dir.path(), "t.blco", "3").len(), 24);
-    // A clock that is set back: the later instant shows the earlier hour.
+    // A clock that is set back: the later time has the earlier hour.
     pack("who,at\na,1729990799\nb,1729990800\n", "who,at:minute", &["--timezone", "Europe/Zurich"]);
     let minutes = labels(dir.path(), "t.blco", "at");
     assert_eq!(
         (minutes.len(), &minutes[0][..], &minutes[59][..]),
         (60, "2024-10-27T02:00", "2024-10-27T02:59")
     );
+
+    // Digits alone are dates if the whole column may be dates; one that is none makes all of them seconds.
+    for (more, first, last) in
+        [("", "1999-01-01", "2024-03-01"), ("c,12345678\n", "1970-01-01", "1970-08-23")]
+    {
+        pack(&format!("who,at\na,20240301\nb,1999\n{more}"), "who,at:day", &[]);
+        let days = labels(dir.path(), "t.blco", "at");
+        assert_eq!((&days[0][..], &days[days.len() - 1][..]), (first, last));
+    }
 
     let numbers: Vec<String> = (0..100).map(|i| format!("{},{}\n", i % 3, f64::from(i + 1) / 4.0)).collect();
     pack(&format!("who,x\n{}", numbers.concat()), "who,x:bins=5,x:quantiles=4,x:log2", &["--nulls", "drop"]);
@@ -460,7 +469,7 @@ fn bins_cover_their_range() {
     );
 }
 
-/// New rows get the indices that an older store's labels have; labels that are new come behind them, in their order.
+/// New rows get the indices of an older store's labels. New labels follow these, in their order.
 #[test]
 fn older_labels_keep_their_indices() {
     let dir = tempfile::tempdir().unwrap();
@@ -482,7 +491,7 @@ fn older_labels_keep_their_indices() {
     assert!(said.contains("2023-05 is before 2024-02"), "{said}");
 }
 
-/// Coordinate text gets names and labels too; results are told in them.
+/// Coordinate text gets names and labels too, and reports use them.
 #[test]
 fn three_commands_to_labelled_components() {
     let dir = tempfile::tempdir().unwrap();
@@ -521,7 +530,7 @@ fn three_commands_to_labelled_components() {
         (&["m.tns", "--mode-names", "a,b,c"], "has 2 modes; 3 are named"),
         (&["m.tns", "--mode-names", "user,title", "--labels", "user=titles.txt"], "3 indices and 2 labels"),
         (&["m.tns", "--mode-names", "user,title", "--labels", "film=titles.txt"], "there are user,title"),
-        (&["m.tns", "--value", "x"], "--value is an option of tables"),
+        (&["m.tns", "--value", "x"], "--value: m.tns is no table by its name"),
     ] {
         let output = run("blco-pack", dir.path(), &[args, &["-o", "x.blco"]].concat());
         let said = String::from_utf8(output.stderr).unwrap();
@@ -529,7 +538,7 @@ fn three_commands_to_labelled_components() {
     }
 }
 
-/// The last row decides too: numbers that end with a word are text, by bytes; identifiers beyond 2^53 stay apart.
+/// The last row counts too: numbers followed by a word are text, ordered by bytes. Identifiers beyond 2^53 stay distinct.
 #[test]
 fn kinds_are_decided_over_the_whole_column() {
     let dir = tempfile::tempdir().unwrap();
@@ -555,7 +564,7 @@ fn kinds_are_decided_over_the_whole_column() {
     assert_eq!(kinds, ["text", "text", "number"]);
 }
 
-/// docs/report.md has a row for every field of a result's report.json, those of plans left out, and knows its version.
+/// docs/report.md has a row for every field of a result's report.json except those of plans, and has its version.
 #[test]
 fn every_field_of_a_report_is_on_its_page() {
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/report.md");

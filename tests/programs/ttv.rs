@@ -1,8 +1,8 @@
 //! Establishes that what `blco-run --op ttv` writes is what numpy computes from the same text (`tools/ttv_oracle.py`, which knows
-//! nothing of the engine): generated tensors of orders 2, 3, 5 and 8, shapes that are hard, and those of `../shared/data` where it is there; every
+//! nothing of the engine): generated tensors of orders 2, 3, 5 and 8, difficult shapes, and tensors of `../shared/data` if it exists; every
 //! mode, `blco` and `hocfs` with each leaf code, on the CPU and on a GPU or the mock driver, whatever the chunks, threads, lanes and memory.
 //!
-//! Precisions and options are drawn. With `BLCO_LARGE=1` every run is made in both precisions, and the largest tensors are tested too.
+//! Precisions and options are random. With `BLCO_LARGE=1` every run is made in both precisions, and the largest tensors are tested too.
 
 use crate::programs::{backends, program, python, script};
 use assert_cmd::cargo::cargo_bin;
@@ -11,7 +11,7 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// A tensor's text in a directory of its own, in which its stores and results come to lie.
+/// A tensor's text in its own directory, with its stores and results.
 struct Bench {
     dir: tempfile::TempDir,
     python: String,
@@ -30,13 +30,13 @@ fn large() -> bool {
 const PRECISIONS: [&str; 2] = ["f64", "f32"];
 
 impl Bench {
-    /// Nothing where there is no numpy.
+    /// `None` without numpy.
     fn new(input: &Path, index_base: &'static str) -> Option<Self> {
         let (dir, input) = (tempfile::tempdir().unwrap(), input.to_path_buf());
         Some(Self { dir, python: python()?, input, index_base, runs: 0, results: Default::default() })
     }
 
-    /// Packs the input. Its dims.
+    /// Packs the input and returns its dims.
     fn pack(&self, store: &str, options: &[&str]) -> Vec<String> {
         let input = self.input.to_str().unwrap();
         let args = [input, "-o", store, "--force", "--index-base", self.index_base];
@@ -44,7 +44,7 @@ impl Bench {
         report["dims"].as_array().unwrap().iter().map(ToString::to_string).collect()
     }
 
-    /// Runs TTV where each backend computes it, with options drawn for each run.
+    /// Runs TTV on each backend that computes it, with random options for each run.
     fn run(&mut self, store: &str, mode: usize, streamed: bool) {
         for backend in backends().into_iter().filter(|&backend| streamed || backend == "cpu") {
             self.runs += 1;
@@ -86,14 +86,14 @@ impl Bench {
         if backend == "cuda" {
             args.extend(["--streams", &lanes, "--kernel", ["balanced", "two-level"][self.draw(7) % 2]]);
         } else if self.draw(8) < 4 {
-            // So little that some of a hundred thousand products go to files, where elements do not stream.
+            // So little memory that some of a hundred thousand products go to files, if elements do not stream.
             args.extend(["--memory", &memory]);
         }
         let report = program("blco-run", self.dir.path(), &args);
         assert_eq!(report["backend"], backend);
     }
 
-    /// 16 MiB, or the least that TTV takes where that is more.
+    /// 16 MiB, or the least memory of TTV if that is more.
     fn memory(&self, store: &str, mode: &str, threads: &str) -> String {
         let mut plan = Command::new(cargo_bin("blco-run"));
         plan.current_dir(self.dir.path()).env("BLCO_MEMORY_MIN", "0");
@@ -114,7 +114,7 @@ impl Bench {
         least.map_or("16MiB".into(), |(least, _)| format!("{least}MiB"))
     }
 
-    /// Makes vectors, and the stores that serve every mode. The order.
+    /// Makes vectors, and the stores that serve every mode. Returns the order.
     fn prepare(&self) -> usize {
         let dims = self.pack("blco", &[]);
         let made = ["--make-vectors", "vectors", "--seed", "7", "--dims", &dims.join(",")];
@@ -124,7 +124,7 @@ impl Bench {
         dims.len()
     }
 
-    /// One mode, out of every kind of store.
+    /// One mode, from every kind of store.
     fn run_mode(&mut self, order: usize, mode: usize) {
         // The leaves' mode is the one before the main mode.
         let main_mode = (mode % order + 1).to_string();
@@ -137,7 +137,7 @@ impl Bench {
         self.run("blco", mode, false);
     }
 
-    /// Holds all results against numpy.
+    /// Compares all results with numpy.
     fn oracle(&self) -> Output {
         let mut args = vec![self.input.to_str().unwrap(), "--vectors", "vectors"];
         args.extend(["--index-base", self.index_base]);
@@ -148,7 +148,7 @@ impl Bench {
         script(&self.python, "ttv_oracle.py", self.dir.path(), &args)
     }
 
-    /// All results have to equal numpy's; then they go.
+    /// All results must equal numpy's. Removes them.
     fn hold(&mut self, name: &str) {
         let output = self.oracle();
         let (table, error) =
@@ -164,13 +164,13 @@ impl Bench {
     }
 }
 
-/// Every mode and every kind of store; what was written equals numpy's.
+/// Every mode and every kind of store gives numpy's results.
 fn check(name: &str, input: &Path, index_base: &'static str) {
     let Some(mut bench) = Bench::new(input, index_base) else { return };
     let order = bench.prepare();
     for mode in 1..=order {
         bench.run_mode(order, mode);
-        // Results of all modes of the largest tensors would fill a disk; else numpy starts once.
+        // Results of all modes of the largest tensors would fill a disk. For others, numpy starts once.
         if large() || mode == order {
             bench.hold(name);
         }

@@ -1,6 +1,6 @@
-//! Establishes that CP-ALS on the host computes what the definition says, order by order and iteration by iteration, and what its report
-//! tells of it; that threads, workers, chunks and checkpoints do not change a bit; and how it
-//! ends where numbers or the disk fail.
+//! Establishes that CP-ALS on the host follows its definition, order by order and iteration by iteration, and that its report is
+//! correct; that threads, workers, chunks and checkpoints do not change a bit; and how it
+//! ends if numbers overflow or the disk fails.
 
 use crate::common::{Kind, SMALL_CHUNKS, Tensor, options, packed, values};
 use crate::naive::{Dense, naive_iteration, rows};
@@ -18,7 +18,7 @@ use std::path::Path;
 use std::sync::Arc;
 use tempfile::TempDir;
 
-/// What a test asks for besides the store.
+/// The options of a test besides the store.
 #[derive(Clone)]
 struct Ask<T> {
     settings: Settings,
@@ -104,7 +104,7 @@ fn models_are_those_of_the_definition() {
     }
 }
 
-/// Mode-sorted copies serve other ranks than the one that they were built for, also where the order in which a mode is added up
+/// Mode-sorted copies serve other ranks than the one that they were built for, also if a mode's order of additions
 /// depends on the rank.
 #[test]
 fn what_is_kept_serves_other_ranks() {
@@ -212,7 +212,7 @@ fn resumed_runs_end_the_same() {
         for k in 0..12 {
             let dir = tempfile::tempdir().unwrap();
             let at = |resume| Some((dir.path().join("c"), 1, resume));
-            // The first gets a name that is free, each later one exchanges it with the one before.
+            // The first gets a free name; each later one exchanges names with the one before.
             let (call, nth) = if k == 0 { (Call::Rename, 0) } else { (Call::Exchange, k - 1) };
             let faults = Faults::new(Some(call), nth, Fault::Errno(libc::EIO));
             let sys = Sys::with_faults(Arc::new(faults));
@@ -265,7 +265,7 @@ fn failures_while_a_checkpoint_is_written_leave_the_last_one() {
     assert!(failed > 60, "{failed}");
 }
 
-/// Copies what is in a directory.
+/// Copies a directory.
 fn copy(from: &Path, to: &Path) {
     for (name, contents) in crate::common::tree(from) {
         match contents {
@@ -299,7 +299,7 @@ fn checkpoints_of_something_else_are_refused() {
     assert!(cut.contains("not a checkpoint"), "{cut}");
 }
 
-/// A bit that a disk has lost is told, and not computed with.
+/// A flipped bit on the disk is reported and not used.
 #[test]
 fn damaged_checkpoints_are_refused() {
     let tensor = Tensor::random(&[10, 12, 14], 500, 6, values::integer);
@@ -352,7 +352,7 @@ fn iterations_end_when_the_fit_does_not_change() {
     assert_eq!((all.als.history().len(), all.starts[0].stop), (200, Stop::Iterations));
 }
 
-/// Ranks beyond every dim, equal and zero columns, a matrix: pseudo-inverses, told, and nothing that is not a number.
+/// Ranks beyond every dim, equal and zero columns, a matrix: pseudo-inverses are reported, and no number is NaN.
 #[test]
 fn dependent_components_do_no_harm() {
     let finite = |outcome: &Decomposition<f64>| {
@@ -380,8 +380,8 @@ fn dependent_components_do_no_harm() {
     }
 }
 
-/// One nonzero, dims of one, equal values, values near the ends of what can be squared, ranks beyond all dims, a ridge beyond all
-/// numbers: every number of a result is one, in f32 too unless it says otherwise.
+/// One nonzero, dims of one, equal values, values whose squares nearly overflow or vanish, ranks beyond all dims, a ridge beyond all
+/// numbers: every number of a result is finite, in f32 too unless the report says otherwise.
 #[test]
 fn every_number_of_a_result_is_finite() {
     fn check<T: Real>(store: &Store, settings: Settings) -> Result<()> {

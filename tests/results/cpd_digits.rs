@@ -1,6 +1,6 @@
-//! Establishes how many digits a fit has where components nearly depend on each other: on planted tensors with six modes, signed values
-//! and pairs of nearly equal components, f64 has the fits of the same algorithm in twice the digits, f32 those of f64. And what a
-//! last bit does where iterations amplify it. `BLCO_LARGE=1` takes larger tensors, more conditions, and the real tensors.
+//! Establishes how many digits a fit has if components are nearly collinear: on planted tensors with six modes, signed values
+//! and pairs of nearly equal components, f64 has the fits of the same algorithm in twice the digits, and f32 those of f64. Also shows
+//! the effect of a last bit that iterations amplify. `BLCO_LARGE=1` takes larger tensors, more conditions, and the real tensors.
 
 use crate::common::{Kind, Tensor, options, packed};
 use crate::naive::{DIMS, Planted, on_host, widened};
@@ -30,7 +30,7 @@ fn plain(rank: usize) -> Settings {
     Settings { rank, ridge: 0.0, nonneg: false }
 }
 
-/// CP-ALS by the definition in twice f64's digits, factors and sums too: the fit after each iteration.
+/// CP-ALS by its definition in twice f64's digits, factors and sums included. Returns the fit after each iteration.
 struct Reference<'a> {
     tensor: &'a Tensor,
     rank: usize,
@@ -134,7 +134,7 @@ fn supports() -> (usize, [usize; 6], usize) {
     if large() { (16, [2, 5, 4, 7, 7, 4], 10) } else { (6, [2, 4, 3, 5, 5, 3], 4) }
 }
 
-/// Within 1e-6 up to condition 1e13, where Gram matrices in f64 lose up to 1e-4.
+/// Within 1e-6 up to condition 1e13, at which Gram matrices in f64 lose up to 1e-4.
 #[test]
 fn f64_has_the_fits_of_twice_the_digits() {
     let (rank, support, iterations) = supports();
@@ -152,7 +152,7 @@ fn f64_has_the_fits_of_twice_the_digits() {
     }
 }
 
-/// Within 1e-5, where the pseudo-inverse of f32's condition lost 3e-4 and more.
+/// Within 1e-5. A pseudo-inverse at f32's condition lost 3e-4 and more.
 #[test]
 fn f32_has_the_fits_of_f64() {
     let (rank, support, iterations) = supports();
@@ -170,7 +170,7 @@ fn f32_has_the_fits_of_f64() {
     }
 }
 
-/// Within 1e-5 on real tensors as well.
+/// Within 1e-5 on real tensors too.
 #[test]
 fn f32_has_the_fits_of_f64_on_real_tensors() {
     let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/data");
@@ -199,8 +199,8 @@ fn f32_has_the_fits_of_f64_on_real_tensors() {
     }
 }
 
-/// Where values have signs and factors none, components vanish in the first update and come back. From some starts a last bit decides how: two
-/// runs on one machine, in one order of additions, end elsewhere. So two backends do, too.
+/// If values have signs and factors do not, components vanish in the first update and come back. From some starts, a last bit decides how: two
+/// runs on one machine with one order of additions end differently. So do two backends.
 #[test]
 fn nonneg_iterations_amplify_a_last_bit() {
     let (nnz, iterations) = if large() { (200_000, 15) } else { (20_000, 3) };

@@ -57,7 +57,7 @@ fn duplicates_leave_no_trace_of_their_order() {
         [-0.0, 0.0, 1e16, -1e16, 1.0, 0.1, -0.1, 3e-17, -0.0, 5e-324][usize::try_from(bits % 10).unwrap()]
     };
     let mut tensor = Tensor::random(&[9, 8, 7], 2500, 2, awkward);
-    // Coordinates that only zeros share.
+    // Coordinates that only zeros have.
     for (n, zeros) in
         [[-0.0, -0.0], [-0.0, 0.0], [0.0, 0.0], [1.0, -1.0], [-1.0, 1.0]].into_iter().enumerate()
     {
@@ -84,7 +84,7 @@ fn duplicates_leave_no_trace_of_their_order() {
     assert_eq!(sums, wanted, "-0.0 alone stays; everything else that cancels is 0.0");
 }
 
-/// A hot row, a long mode (its result exceeds what is accumulated in copies) and short ones.
+/// A hot row, a long mode (its result is too large for copies) and short ones.
 fn skewed() -> Tensor {
     let mut tensor = Tensor::random(&[100_000, 40, 300], 60_000, 3, values::fraction);
     for (i, row) in tensor.indices.chunks_exact_mut(3).enumerate() {
@@ -159,7 +159,7 @@ fn f32_results_are_bit_identical() {
     results_are_bit_identical::<f32>(Kind::CsfOne, [Kind::CsfOne; 2]);
 }
 
-/// From several covers and partitions, too: whatever threads, workers, chunks, and other modes there are.
+/// From several covers and partitions too, for any threads, workers, chunks and other modes.
 #[test]
 fn results_of_several_covers_are_bit_identical() {
     let (dir, sys, tensor) = (tempfile::tempdir().unwrap(), Sys::default(), skewed());

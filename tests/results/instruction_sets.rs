@@ -1,6 +1,6 @@
 //! Establishes that MTTKRP gives the same bits with the widest vectors of the machine, with AVX2 and with neither, and that these agree with the
-//! oracle: for short modes (copies of the result), long ones whose rows meet again, near one another and far apart (slots), and long ones
-//! whose rows seldom do (lists), all modes at once and one at a time, in both precisions.
+//! oracle: for short modes (copies of the result), long ones whose rows repeat, near one another and far apart (slots), and long ones
+//! whose rows rarely do (lists), all modes at once and one at a time, in both precisions.
 
 use crate::common::{Kind, SMALL_CHUNKS, Tensor, bits, options, packed, plan_run, values};
 use blco::internals::backend::host::{HostBackend, Vectors};
@@ -57,12 +57,12 @@ fn check<T: Real>(tensor: &Tensor, store: &Store, rank: usize) {
 
 #[test]
 fn every_instruction_set_gives_the_oracles_results() {
-    // Long modes with many and with few nonzeros near one another; orders with a loop of their own and without.
+    // Long modes with many and with few nonzeros near one another; orders with and without their own loop.
     let shapes: [&[u64]; 5] =
         [&[40_000, 30], &[300_000, 17, 40_000], &[50, 60, 40_000, 9], &[20, 41_000, 7, 9, 5], &[30, 20, 10]];
     for (n, dims) in shapes.into_iter().enumerate() {
         let mut tensor = Tensor::random(dims, 30_000, 40 + n as u64, values::fraction);
-        // Of every other tensor's long modes few rows have nonzeros.
+        // In the long modes of every second tensor, few rows have nonzeros.
         let apart = if n == 1 { 50 } else { 1 };
         if n % 2 == 1 {
             for row in tensor.indices.chunks_exact_mut(dims.len()) {

@@ -1,4 +1,4 @@
-//! Establishes that modes whose rows seldom meet again (lists by blocks of rows) give the oracle's results, and the same bits for any
+//! Establishes that modes whose rows rarely repeat (lists by blocks of rows) give the oracle's results, and the same bits for any
 //! number of threads, chunk size, memory and set of modes: over several stretches, with rows that have many of a stretch's nonzeros, alone in their range of rows and
 //! not, beside short modes, in both precisions.
 
@@ -53,7 +53,7 @@ fn check<T: Real>(tensor: &Tensor, stores: &[Store], rank: usize) {
     }
 }
 
-/// One stretch and nothing behind it.
+/// One stretch and nothing after it.
 #[test]
 fn stretches_end_with_the_tensor() {
     let nnz = 1 << 18;

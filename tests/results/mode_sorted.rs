@@ -1,5 +1,5 @@
-//! Establishes that passes from mode-sorted copies give the same bits as passes over chunks, which they do not bring again: for every way in which a mode's sums are
-//! kept apart, orders 3 to 6, formats and chunks, ranks, precisions and vectors, for any number of threads, with hot rows and short modes, all modes at once and one at a
+//! Establishes that passes from mode-sorted copies give the same bits as passes over chunks, and read no chunk: for every strategy of a mode's
+//! sums, orders 3 to 6, formats and chunks, ranks, precisions and vectors, for any number of threads, with hot rows and short modes, all modes at once and one at a
 //! time.
 
 use crate::common::{Kind, SMALL_CHUNKS, Tensor, bits, options, packed, run, values};
@@ -14,7 +14,7 @@ use blco::{Device, Engine, Modes};
 
 const THREADS: [usize; 7] = [1, 2, 3, 5, 8, 16, 64];
 
-/// Rows of the first mode that have a half, a quarter and an eighth of all nonzeros; of other modes some hundred rows have three quarters. Where the last mode has two rows, one has four fifths.
+/// Rows of the first mode have a half, a quarter and an eighth of all nonzeros. In other modes, about a hundred rows have three quarters. If the last mode has two rows, one has four fifths.
 fn skewed(dims: &[u64], nnz: usize) -> Tensor {
     let mut tensor = Tensor::random(dims, nnz, 7, values::fraction);
     for (i, row) in tensor.indices.chunks_exact_mut(dims.len()).enumerate() {
@@ -34,7 +34,7 @@ fn skewed(dims: &[u64], nnz: usize) -> Tensor {
     tensor
 }
 
-/// Two passes with copies, the first over chunks, in bits.
+/// The bits of two passes with copies; the first is over chunks.
 fn passes<T: Real>(store: &Store, factors: &[Matrix<T>], threads: usize, vectors: Vectors) -> [Vec<u64>; 2] {
     let modes: Vec<usize> = (0..factors.len()).collect();
     let plan = plan(store, 0, &Limits { threads, ..Limits::default() }).unwrap();
@@ -152,7 +152,7 @@ fn copies_give_the_bits_of_chunks_one_mode_at_a_time() {
     });
 }
 
-/// When a plan has copies, and a session's calls with them: other factors from call to call, and results in the caller's memory.
+/// When a plan has copies, and a session's calls with them, with other factors in each call and results in the caller's memory.
 #[test]
 fn sessions_compute_from_copies_where_these_pay() {
     let dir = tempfile::tempdir().unwrap();

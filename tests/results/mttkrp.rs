@@ -21,7 +21,7 @@ use std::collections::BTreeSet;
 
 const RANKS: [usize; 7] = [1, 7, 8, 16, 32, 33, 64];
 
-/// Holds stores of every kind of `tensor` against the oracle, all modes in one run.
+/// Compares stores of every kind of `tensor` with the oracle, all modes in one run.
 fn check(name: &str, tensor: &Tensor, ranks: &[usize]) -> Vec<Store> {
     let dir = tempfile::tempdir().unwrap();
     let store = |kind| packed(tensor, &options(&dir.path().join(format!("{kind:?}")), kind, SMALL_CHUNKS));
@@ -32,7 +32,7 @@ fn check(name: &str, tensor: &Tensor, ranks: &[usize]) -> Vec<Store> {
     }
     check_subsets(name, tensor.order(), &stores[1]);
     check_subsets(name, tensor.order(), &stores[6]);
-    // The directory goes; the manifests stay for the caller to look at.
+    // The directory is removed; the caller can still read the manifests.
     stores
 }
 
@@ -74,7 +74,7 @@ fn check_subsets(name: &str, order: usize, store: &Store) {
     }
 }
 
-/// What the precision rounds off near its least number is allowed, and is not nothing: f64's first, then f32's.
+/// Rounding near the precision's least number is allowed and occurs: in f64 first, then in f32.
 #[test]
 fn subnormal_values_are_within_the_bound() {
     for scale in [1e-322, 1e-310, 1e-44, 1e-40] {
@@ -167,7 +167,7 @@ fn more_nonzeros_than_a_chunk() {
     check("rank 512", &tensor, &[512]);
 }
 
-/// The keys of the BLCO blocks that the nonzeros of a tensor lie in.
+/// The keys of the BLCO blocks of a tensor's nonzeros.
 fn keys(tensor: &Tensor) -> BTreeSet<u64> {
     let layout = BitLayout::new(&Shape::new(&tensor.dims).unwrap());
     let linearizer = Linearizer::<u128>::new(&layout);
@@ -234,7 +234,7 @@ fn coordinates_at_the_limits_come_back() {
     }
 }
 
-/// The same executor, buffers and sums again: nothing is left of the pass before.
+/// The same executor, buffers and sums again: nothing remains of the earlier pass.
 #[test]
 fn passes_do_not_see_each_other() {
     let dir = tempfile::tempdir().unwrap();

@@ -77,7 +77,7 @@ fn hold(order: usize, rank: usize, found: &Fibers<impl Real>, what: &str) {
     assert!(rows.is_sorted_by(|a, b| a < b), "{what}: in order, each once");
 }
 
-/// Fibers by the definition: the sum of each number of a row, the same over absolute values, and how many were added.
+/// Fibers by the definition: the sum of each number of a row, the sum of absolute values, and the number of terms.
 fn naive<T: Real>(
     tensor: &Tensor,
     mode: usize,
@@ -117,7 +117,7 @@ fn compare<T: Real>(tensor: &Tensor, mode: usize, matrix: &Matrix<T>, found: &Fi
     assert!(comparison.holds && comparison.worst <= 1.0, "{what}: {comparison:?}");
 }
 
-/// SpTTM with no memory for nonzeros, which all go to files.
+/// SpTTM without memory for nonzeros, which all go to files.
 fn spilled<T: Real>(store: &Store, mode: usize, matrix: &Matrix<T>, vectors: Vectors) -> Fibers<T> {
     let (manifest, dir) = (store.manifest(), tempfile::tempdir().unwrap());
     let mut all = Fibers { coordinates: Vec::new(), values: Vec::new() };
@@ -144,7 +144,7 @@ fn spilled<T: Real>(store: &Store, mode: usize, matrix: &Matrix<T>, vectors: Vec
 fn check_ttm<T: Real>(precision: &str) {
     let (dir, engine) = (tempfile::tempdir().unwrap(), engine(2));
     for tensor in tensors() {
-        // Of each, coordinates that repeat are added up when it is packed.
+        // Packing adds up repeated coordinates of each.
         let mut wanted: Vec<Option<Fibers<T>>> = vec![None; tensor.order()];
         for kind in KINDS {
             let target = dir.path().join(format!("{}-{kind:?}", tensor.order()));
@@ -181,7 +181,7 @@ fn ttm_equals_the_definition_in_f32() {
     check_ttm::<f32>("f32");
 }
 
-/// Shapes that are hard for fibers: one that holds everything, across chunks and tiles; those of one nonzero; a single nonzero.
+/// Difficult fibers: one that holds everything, across chunks and tiles; fibers of one nonzero; a single nonzero.
 #[test]
 fn ttm_of_hard_shapes_does_not_depend_on_chunks_or_threads() {
     let dir = tempfile::tempdir().unwrap();
@@ -389,7 +389,7 @@ fn check_ttv<T: Real>(engine: &Engine, store: &Store, tensor: &Tensor, modes: &[
     assert!(modes.len() == 1 || spilled == merged, "{modes:?}: from files");
 }
 
-/// Norms and inner products are those of exact sums, whatever the formats, threads and memory.
+/// Norms and inner products equal exact sums, whatever the formats, threads and memory.
 #[test]
 fn norms_and_inner_products_are_exact() {
     let dir = tempfile::tempdir().unwrap();
@@ -427,7 +427,7 @@ fn norms_and_inner_products_are_exact() {
     same(within(least.unwrap()), inner);
 }
 
-/// What does not fit an operation is an error of one line that says so.
+/// Arguments that do not fit an operation are an error of one line.
 #[test]
 fn what_does_not_fit_is_refused() {
     let (dir, engine) = (tempfile::tempdir().unwrap(), engine(1));

@@ -1,6 +1,6 @@
-//! Establishes what reading past the page cache does with two threads a worker: a chunk is read while the one before is
-//! checked, whenever a backend gives buffers back; results, errors and their order are those of reading through the cache, for
-//! any number of workers and buffers, with chunks kept and without; a pass that is cancelled ends.
+//! Establishes how reading without the page cache works, with two threads per worker: a chunk is read while the one before is
+//! checked, whenever a backend returns buffers. Results, errors and their order equal those of reading through the cache, for
+//! any number of workers and buffers, with and without kept chunks. A cancelled pass ends.
 
 use crate::common::{Kind, SMALL_CHUNKS, Tensor, bits, options, packed, values};
 use blco::internals::backend::host::HostBackend;
@@ -17,12 +17,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Longer than anything takes that goes on.
+/// Longer than any step that makes progress.
 const FOREVER: Duration = Duration::from_mins(1);
 /// Without a codec, and with one.
 const CODECS: [Kind; 2] = [Kind::Tiled, Kind::TiledZstd];
 
-/// A store of several chunks in a directory of its own.
+/// A store of several chunks in its own directory.
 struct Place {
     dir: tempfile::TempDir,
     chunks: usize,
@@ -53,11 +53,11 @@ fn lone_worker(store: &Store, buffers: usize) -> Plan {
     Plan { buffers_per_worker: buffers, ..plan(store, 0, &limits).unwrap() }
 }
 
-/// A backend that does nothing; `inspect` looks at chunks.
+/// A backend that does nothing; `inspect` sees chunks.
 struct Idle {
     sys: Sys,
     inspect: Inspector,
-    /// Whether it gives a buffer back only where somebody waits for one, as one does whose work takes long.
+    /// Whether it returns a buffer only when a worker waits for one, as a slow backend does.
     late: bool,
     held: VecDeque<Free<PageBuf>>,
     numbers: Vec<u32>,
@@ -92,7 +92,7 @@ impl Backend for Idle {
     }
 }
 
-/// Each chunk's check goes on until reading the next one has begun, however late the backend gives buffers back.
+/// Each chunk's check lasts until reading the next one has begun, however late the backend returns buffers.
 #[test]
 fn a_chunk_is_read_while_the_one_before_is_checked() {
     for (kind, late) in CODECS.into_iter().flat_map(|kind| [(kind, false), (kind, true)]) {
@@ -123,7 +123,7 @@ fn a_chunk_is_read_while_the_one_before_is_checked() {
             assert!(backend.numbers.iter().map(|&n| n as usize).eq(0..chunks), "{:?}", backend.numbers);
             assert_eq!((report.chunks, report.nnz), (chunks, store.manifest().nnz));
         }
-        // What the timeline says of it.
+        // The timeline of the pass.
         let of = |stage| executor.spans().iter().filter(move |span| span.stage == stage);
         for (read, verify) in of(Stage::Read).skip(1).zip(of(Stage::Verify)) {
             assert!(read.start < verify.end, "{kind:?}: {read:?} {verify:?}");
@@ -182,7 +182,7 @@ fn errors(place: &Place, direct: bool) -> Vec<String> {
 /// One kind of damage to a file.
 type Damage = fn(&Path, &[u8]);
 
-/// Whatever the damage, and whatever comes behind it: the first in the order of chunks is told, in the same words.
+/// Whatever the damage, and whatever follows it, the first in the order of chunks is reported, in the same words.
 #[test]
 fn damage_is_told_as_when_reading_through_the_cache() {
     let flipped = |path: &Path, whole: &[u8], at: usize| {
@@ -203,7 +203,7 @@ fn damage_is_told_as_when_reading_through_the_cache() {
                 let [cached, direct] = [false, true].map(|direct| errors(&place, direct));
                 assert_eq!(cached, direct);
                 assert!(direct.iter().all(|error| error.contains("chunk-000002")), "byte {at}: {direct:?}");
-                // The reader meets this one, while the chunk before may be checked.
+                // The reader finds this damage, while the chunk before may still be checked.
                 std::fs::write(chunk(2), &whole[2]).unwrap();
                 let [cached, direct] = [false, true].map(|direct| errors(&place, direct));
                 assert_eq!(cached, direct);
@@ -214,7 +214,7 @@ fn damage_is_told_as_when_reading_through_the_cache() {
     }
 }
 
-/// What an inspector says ends the pass; so does asking to stop, at any chunk.
+/// An inspector's error ends the pass, and so does a cancellation, at any chunk.
 #[test]
 fn a_refused_chunk_and_a_request_to_stop_end_the_pass() {
     let place = Place::new(Kind::Tiled);

@@ -1,4 +1,4 @@
-//! Establishes on real tensors (`../shared/data`, where it is there; otherwise nothing is tested): results
+//! Establishes on real tensors (in `../shared/data`; without it nothing is tested): results
 //! equal the oracle's, TTV's too, exported nonzeros are those that were read, a published answer comes out exactly, a
 //! log with duplicates packs to the very bytes of its counts, files that count from 0 are refused with the
 //! hint, and the bytes a nonzero takes stay within their promise.
@@ -24,7 +24,7 @@ const UBER: &str = "uber-aprjun2014-4d.tns.zst";
 const DARPA: &str = "darpa-midas-src-dst-minute.tns.zst";
 const GIT_LOG: &str = "gitlog-author-file-token-month.tns.zst";
 
-/// The file, or nothing (and a word about it) where the data is not there.
+/// The file, or `None` and a message if there is no data.
 #[expect(clippy::print_stdout, reason = "a test that tests nothing says so")]
 fn shared(name: &str) -> Option<PathBuf> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/data").join(name);
@@ -44,14 +44,14 @@ fn read(path: &Path, base: IndexBase) -> Result<Tensor> {
     Tensor::read(&mut TnsReader::open(&Sys::default(), path, options)?)
 }
 
-/// Packs the file itself; the bytes a nonzero takes, all in.
+/// Packs the file. Returns the bytes per nonzero of the whole store.
 fn pack_file(path: &Path, base: IndexBase, options: &PackOptions) -> Result<f64> {
     let read = ReadOptions { index_base: base, ..ReadOptions::default() };
     let mut reader = TnsReader::open(&Sys::default(), path, read)?;
     pack(&Sys::default(), &mut reader, options).map(|report| report.bytes_per_nnz)
 }
 
-/// Stores of the file give the oracle's results and its own nonzeros; at most `bytes_per_nnz` if tiled.
+/// Stores of the file give the oracle's results and the file's nonzeros, in at most `bytes_per_nnz` if tiled.
 fn check(name: &str, bytes_per_nnz: f64) {
     let Some(path) = shared(name) else { return };
     let dir = tempfile::tempdir().unwrap();
@@ -76,7 +76,7 @@ fn check(name: &str, bytes_per_nnz: f64) {
     }
 }
 
-/// What is exported is what was read. Where duplicates were summed, a store that keeps them is compared.
+/// Exported nonzeros equal the read ones. If duplicates were summed, a store that keeps them is compared.
 fn check_nonzeros(name: &str, tensor: &Tensor, store: &Store, options: &PackOptions) {
     let back = if store.manifest().nnz == tensor.nnz() as u64 {
         exported(store).unwrap()
@@ -240,7 +240,7 @@ fn a_file_that_counts_from_zero_equals_its_twin() {
     assert!(stores[0] == stores[1]);
 }
 
-/// Factors of consecutive integers; the answer stands beside the tensor.
+/// Factors of consecutive integers. The answer is a file beside the tensor.
 #[test]
 fn the_published_answer_comes_out_exactly() {
     let (Some(path), Some(answer)) = (shared("small/mttkrp_b.tns"), shared("small/mttkrp_b.expected.txt"))

@@ -15,7 +15,7 @@ use blco::internals::sys::Sys;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// TTV along `mode`, by the way that the store has for it.
+/// TTV along `mode`, in the way that suits the store.
 fn ttv<T: Real>(store: &Store, mode: usize, x: &[T], memory: u64, workers: usize) -> Result<Elements> {
     let order = store.manifest().shape.order();
     let (mut found, dir) = (Elements::new(), tempfile::tempdir().unwrap());
@@ -68,8 +68,8 @@ fn the_shapes_that_are_hard() {
     check("one nonzero", &Tensor::of([5, 6, 7], &[([4, 0, 6], -2.0)]));
 }
 
-/// Chunks of any size, workers and threads give the same elements to the bit: a fiber that lies in several chunks is
-/// added up as if it lay in one.
+/// Chunks of any size, workers and threads give the same elements to the bit: a fiber in several chunks is
+/// added up as if it were in one.
 #[test]
 fn results_do_not_depend_on_chunks_workers_or_threads() {
     let dir = tempfile::tempdir().unwrap();
@@ -93,8 +93,8 @@ fn results_do_not_depend_on_chunks_workers_or_threads() {
     }
 }
 
-/// Fibers of every length up to some windows of products, short and long ones in turn, of all ends and places in tiles: with the widest
-/// vectors and without them the same bits, which are those of a plain loop in the store's order.
+/// Fibers of every length up to several windows of products, alternately short and long, with all positions in tiles: with the widest
+/// vectors and without them, bits equal those of a plain loop in the store's order.
 #[test]
 fn every_vector_width_gives_the_bits_of_a_plain_loop() {
     let dir = tempfile::tempdir().unwrap();
@@ -149,7 +149,7 @@ fn repeated_coordinates_count_each_time() {
     }
 }
 
-/// A sum that no number holds is an error that says where, not an infinity in the result.
+/// An overflowing sum is an error that says where, not an infinity in the result.
 #[test]
 fn overflow_is_an_error() {
     let dir = tempfile::tempdir().unwrap();
@@ -161,7 +161,7 @@ fn overflow_is_an_error() {
     }
 }
 
-/// Runs a program in `dir`: its status, and what it says on standard output and error.
+/// Runs a program in `dir`. Returns its status, standard output and standard error.
 fn program(dir: &Path, name: &str, args: &[&str]) -> (Option<i32>, String, String) {
     let mut command = assert_cmd::Command::new(assert_cmd::cargo::cargo_bin(name));
     let output = command.current_dir(dir).args(args).env_remove("BLCO_FAULT").output().unwrap();
@@ -209,7 +209,7 @@ fn the_program_writes_the_result_and_reports_the_pipeline() {
     let args = ["b", "--op", "ttv", "--modes", "3", "--check", "u.tns"];
     let (status, out, error) = program(dir.path(), "blco-run", &args);
     assert!(status == Some(1) && out.contains("DIFFERS") && error.is_empty(), "{out}{error}");
-    // One that cannot be: named, in one line, and nothing is left.
+    // An impossible request is reported in one line and leaves nothing.
     let refuses = |args: &[&str], wanted: &str| {
         let args = [&["h", "--op", "ttv", "--output", "z"], args].concat();
         let (status, _, error) = program(dir.path(), "blco-run", &args);

@@ -1,10 +1,10 @@
-//! Replays what fuzzing has kept (fuzz/corpus) and the inputs that once broke something through the bodies of the fuzz
+//! Replays the corpus of fuzzing (fuzz/corpus) and inputs that once failed, through the bodies of the fuzz
 //! targets, on the stable toolchain.
 
 use blco::internals::random::Counter;
 use std::path::Path;
 
-/// Calls `body` with every input that is kept for `target`.
+/// Calls `body` with every stored input of `target`.
 fn replay(target: &str, body: fn(&[u8])) {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(target);
     let mut inputs = 0;
@@ -38,7 +38,7 @@ fn npy() {
     replay("npy", crate::bodies::npy);
 }
 
-/// Inputs that are kept, and as many others as `BLCO_CHANGED` says made of each by changing some bytes.
+/// Stored inputs, and for each, `BLCO_CHANGED` others with some changed bytes.
 fn replay_changed(target: &str, body: fn(&[u8])) {
     replay(target, body);
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(target);
@@ -81,7 +81,7 @@ fn spill() {
     replay("spill", crate::bodies::resume::spill);
 }
 
-/// Some bits, or a number, of `bytes` changed.
+/// Changes some bits, or a number, of `bytes`.
 fn change(bytes: &mut Vec<u8>, random: Counter) {
     let at = |k: u64, length: usize| usize::try_from(random.bits(k) % length as u64).unwrap();
     let place = at(1, bytes.len());
@@ -115,8 +115,8 @@ fn change_number(line: &str, random: Counter) -> String {
 }
 
 /// Resuming with a journal or temporary files that were changed gives the store that an undisturbed pack writes, to the byte,
-/// or an error: also where a file's frames have been sealed again. Only with the key from the pack's private directory, which
-/// signs the journal, can another store come out; it is a whole one.
+/// or an error, even if a file's frames have correct checksums again. Only with the key from the pack's private directory, which
+/// signs the journal, can the store be another one. It is then whole.
 #[test]
 fn mutants_of_a_killed_pack_are_resumed_right_or_refused() {
     use crate::bodies::resume::{killed, resume, seal_frames, signed};

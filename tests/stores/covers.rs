@@ -1,5 +1,5 @@
 //! Establishes that stores of several partitions hold what was packed in every cover, whether memory holds the tensor or not; that they
-//! verify, and what damage to any file does; that a cover which is whole repairs the others; and the worked examples of the papers.
+//! verify, and what damage to any file does; that a whole cover repairs the others; and the worked examples of the papers.
 
 use crate::common::{
     KINDS_OF_SEVERAL, Kind, SMALL_CHUNKS, Tensor, exported, identity, options, pack, packed, values,
@@ -30,7 +30,7 @@ fn verified(store: &Store) -> Result<()> {
     })
 }
 
-/// What is counted of each partition.
+/// Counts of each partition.
 fn fibers(store: &Store) -> Vec<PartitionFibers> {
     let view = store.partitions();
     let plan = plan(&view, 0, &Limits::default()).unwrap();
@@ -56,7 +56,7 @@ fn uneven() -> Tensor {
     tensor
 }
 
-/// Every cover holds the tensor; with no memory at all the same bytes come out.
+/// Every cover holds the tensor. Without any memory, the bytes are the same.
 #[test]
 fn every_cover_holds_the_tensor() {
     let dir = tempfile::tempdir().unwrap();
@@ -116,7 +116,7 @@ fn duplicates_are_settled_in_every_cover() {
     }
 }
 
-/// Where a file is lost, whatever partition's, a cover that is whole gives all nonzeros; of the only cover the others are left.
+/// If a file of any partition is lost, a whole cover gives all nonzeros. If there is only one cover, the other chunks are left.
 #[test]
 fn a_whole_cover_repairs_the_others() {
     let dir = tempfile::tempdir().unwrap();
@@ -148,7 +148,7 @@ fn a_whole_cover_repairs_the_others() {
             assert_eq!(repaired.id() == store.id(), same, "{kind:?} without chunk {number}");
             std::fs::write(file, kept).unwrap();
         }
-        // Trees tell of themselves what they are.
+        // Trees describe themselves.
         if matches!(kind, Kind::CsfAll | Kind::Mmcsf) {
             let manifest = std::fs::read(store.path().join("manifest")).unwrap();
             std::fs::remove_file(store.path().join("manifest")).unwrap();
@@ -159,7 +159,7 @@ fn a_whole_cover_repairs_the_others() {
     }
 }
 
-/// Manifests whose covers do not add up are refused, with the rule.
+/// Manifests with inconsistent covers are refused, with the rule.
 #[test]
 fn covers_that_do_not_add_up_are_refused() {
     let dir = tempfile::tempdir().unwrap();
@@ -216,7 +216,7 @@ fn the_figure_of_f_coo() {
             let header = blco::internals::store::ChunkHeader::decode(&file, Path::new("chunk")).unwrap();
             let section = header.section(blco::internals::store::SectionKind(8)).unwrap();
             let found = u32::from_le_bytes(file[section.start..section.start + 4].try_into().unwrap());
-            // Along mode 1 and 2 fibers are met in other orders; along mode 3 they are the figure's.
+            // Along modes 1 and 2, fibers are in other orders; along mode 3 they are in the figure's.
             if kind == Kind::FcooMttkrp || partition == 2 {
                 assert_eq!(found, segments, "{kind:?}, partition {partition}");
             }
@@ -293,7 +293,7 @@ fn a_default_that_is_given_changes_no_byte() {
     assert!(default == eight && default.1 != nine.1);
 }
 
-/// A store is packed again in another format without text, by the program: the bytes are those of packing the text so.
+/// The program packs a store again in another format without text. The bytes equal those of packing the text.
 #[test]
 fn a_store_is_packed_again_in_another_format() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,7 +1,7 @@
-//! Establishes what damage to a store's files does: every flipped bit and every truncation of every file of a
-//! small store of each encoding gives an error; so do missing, extended and exchanged files; and an image
-//! with any bit flipped that all checksums were made to fit is refused or gives nonzeros inside the shape,
-//! never a panic. `provenance.json` is outside: no reader looks at it.
+//! Establishes that damage to a store's files is found: every flipped bit and every truncation of every file of a
+//! small store of each encoding gives an error, and so do missing, extended and exchanged files. An image
+//! with any bit flipped, but with correct checksums, is refused or gives nonzeros inside the shape,
+//! never a panic. `provenance.json` is excluded, because no reader uses it.
 
 use crate::common::{Kind, SMALL_CHUNKS, Tensor, bits, options, packed, plan_run, run_planned, values};
 use blco::internals::backend::host::HostOp;
@@ -24,7 +24,7 @@ const CHUNK: &str = "chunk-000000.bin";
 
 type Bits = Vec<(usize, Vec<u64>)>;
 
-/// A small store with one chunk, and what it gives while it is whole.
+/// A small store with one chunk, and its nonzeros while it is whole.
 struct Whole {
     dir: TempDir,
     factors: Vec<Matrix<f64>>,
@@ -69,8 +69,8 @@ impl Whole {
         store.load(0, &mut buffer, &mut store.scratch()?).map(drop)
     }
 
-    /// Checksums and rules cover every byte, so damage is an error: in loading, or else in the whole run, which
-    /// one in 97 goes through in any case.
+    /// Checksums and rules cover every byte, so damage is an error: in loading, or else in the whole run. One in 97
+    /// always makes the whole run.
     fn must_be_noticed(&self, n: usize, damage: &dyn Fn() -> String) {
         if self.open_and_load().is_err() && !n.is_multiple_of(97) {
             return;
@@ -113,7 +113,7 @@ impl Whole {
         }
     }
 
-    /// Flips every bit of the image behind the header, as a broken or hostile packer might, with checksums that fit.
+    /// Flips every bit of the image after the header, as a broken or hostile packer might, with correct checksums.
     fn every_flip_with_matching_checksums(&self) {
         let store = Store::open(&Sys::default(), &self.path()).unwrap();
         let decoder = Decoder::new(&store.manifest().shape, store.manifest().format());
@@ -161,7 +161,7 @@ impl Whole {
     }
 }
 
-/// Decodes every tile; what comes out is inside the shape, in every slot, and finite. Of a tree, TTV's elements too.
+/// Decodes every tile. Its contents are inside the shape, in every slot, and finite. For a tree, so are TTV's elements.
 fn decode(store: &Store, decoder: &Decoder, header: &ChunkHeader, image: &[u8]) -> Result<()> {
     let dims = decoder.shape().dims();
     let view = ChunkView::open(decoder, header, image, CHUNK.into())?;
@@ -246,9 +246,9 @@ damage!(segments_of_singles, small(values::single), Kind::FcooRoot, ValueEncodin
 damage!(segments_of_few_values, small(values::few), Kind::FcooRoot, ValueEncoding::Dictionary);
 damage!(coordinates, single_slices(), Kind::HbcsfRoot, ValueEncoding::F64);
 
-/// A chunk from elsewhere is noticed, however whole it is.
-/// No path can be said in a store: a manifest holds numbers alone, and chunk files are named by theirs. What a name
-/// leads to must be a regular file; anything else is refused without waiting for it.
+/// A chunk of another store is noticed, even if it is whole.
+/// A store contains no paths: a manifest holds only numbers, and chunk files are named by number. The target of a name
+/// must be a regular file. Anything else is refused without waiting for it.
 #[test]
 fn nothing_in_a_store_leads_out_of_it() {
     let whole = Whole::new(&small(values::fraction), Kind::Tiled, ValueEncoding::F64);

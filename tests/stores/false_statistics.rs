@@ -1,5 +1,5 @@
-//! Establishes that what a manifest says of the values leads no result astray: CP-ALS refuses a store whose sum of squares is not
-//! that of its values, on the host and on a GPU, and so do mode-sorted copies that a GPU builds by a false range of values.
+//! Establishes that false statistics of values in a manifest give no wrong result: CP-ALS refuses a store whose sum of squares is not
+//! that of its values, on the host and on a GPU, and so do mode-sorted copies that a GPU builds with a false range of values.
 
 use crate::common::{Kind, SMALL_CHUNKS, Tensor, options, packed, values, with_manifest};
 use crate::programs::{backends, program};
@@ -13,7 +13,7 @@ fn store(dir: &Path, kind: Kind, value: fn(u64) -> f64) -> Store {
     packed(&tensor, &options(&dir.join("store"), kind, SMALL_CHUNKS))
 }
 
-/// Runs a program, which has to refuse the manifest in one line.
+/// Runs a program, which must refuse the manifest in one line.
 fn refused(name: &str, dir: &Path, args: &[&str], why: &str) {
     let mut command = Command::new(cargo_bin(name));
     command.current_dir(dir).args(args);
@@ -50,7 +50,7 @@ fn a_false_sum_of_squares_gives_no_fit() {
     }
 }
 
-/// Chunks are sorted on the device, in images whose bytes are planned by the range of the values.
+/// Chunks are sorted on the device, in images whose bytes are planned from the range of values.
 #[test]
 fn a_false_range_of_values_derives_no_orders() {
     type Case = (fn(u64) -> f64, &'static str, fn(&mut Manifest));

@@ -1,5 +1,5 @@
-//! Establishes that HOCFS stores hold what the paper's example shows, that chunks are cut as formats-spec/hocfs.md says,
-//! and what the storage counters count.
+//! Establishes that HOCFS stores agree with the paper's example, that chunks are cut as formats-spec/hocfs.md says,
+//! and that the storage counters are correct.
 
 use crate::common::{KINDS, SMALL_CHUNKS, Tensor, exported, options, packed, values};
 use blco::internals::encoding::LeafRule;
@@ -25,7 +25,7 @@ fn example() -> Tensor {
 
 fn hocfs(target: &Path, main_mode: usize, leaf: LeafRule, chunk_bytes: u64) -> PackOptions {
     let format = FormatOption::Hocfs { main_mode, leaf };
-    // Random tensors repeat coordinates: they come back as they are.
+    // Random tensors repeat coordinates, which come back unchanged.
     let duplicates = Duplicates::Keep;
     PackOptions { format, chunk_bytes, duplicates, ..PackOptions::new(target.to_path_buf()) }
 }
@@ -42,7 +42,7 @@ fn each_chunk(store: &Store, mut look: impl FnMut(&TreeView<'_>)) {
     }
 }
 
-/// What opening a store's first chunk says.
+/// The error of opening a store's first chunk.
 fn opening(store: &Store) -> Result<(), String> {
     let decoder = Decoder::new(&store.manifest().shape, store.manifest().format());
     let mut buffer = Sys::default().page_buf(store.buffer_bytes()).unwrap();
@@ -51,8 +51,8 @@ fn opening(store: &Store) -> Result<(), String> {
     ChunkView::open(&decoder, &header, image, store.chunk_path(0)).map(drop).map_err(|e| e.to_string())
 }
 
-/// A damaged chunk, its checksums right, that has more slots than its leaf rule allows, or fewer than nonzeros, is refused before anything is made of
-/// their number.
+/// A damaged chunk with correct checksums that has more slots than its leaf rule allows, or fewer than nonzeros, is refused before this
+/// number is used.
 #[test]
 fn slots_that_the_leaf_rule_forbids_are_refused() {
     let tensor = Tensor::random(&[3, 4, 50], 96, 3, values::integer);
@@ -72,7 +72,7 @@ fn slots_that_the_leaf_rule_forbids_are_refused() {
     }
 }
 
-/// All nodes of a level: indices and where their children begin, the last one's end behind them.
+/// All nodes of a level: indices, the starts of their children, and the end of the last one's.
 fn level(view: &TreeView<'_>, level: usize) -> (Vec<u32>, Vec<u32>) {
     let (mut nodes, mut indices, mut starts) = (Nodes::default(), Vec::new(), Vec::new());
     for tile in 0..view.tiles_of(level) {
@@ -169,7 +169,7 @@ fn the_example_in_the_other_formats() {
     });
 }
 
-/// Slices 3 and 4 have fibers of different length: padded by the rule `ell`, and so laid out, sentinels where nothing is.
+/// Slices 3 and 4 have fibers of different length. The rule `ell` pads them, with sentinels in empty slots.
 #[test]
 fn padding_is_where_the_rule_says() {
     let dir = tempfile::tempdir().unwrap();
@@ -227,7 +227,7 @@ fn chunks_hold_whole_slices_where_they_fit() {
     }
 }
 
-/// Values that need more bytes than those before them do not take a chunk past its bound.
+/// Values that need more bytes than earlier ones do not make a chunk exceed its bound.
 #[test]
 fn a_wider_value_closes_a_chunk_in_time() {
     let dir = tempfile::tempdir().unwrap();

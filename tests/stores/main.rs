@@ -1,4 +1,4 @@
-//! Protects stores: what their bytes are, that damage and lies are found, how one gets its name and is repaired.
+//! Protects stores: their bytes, the detection of damage and false data, publication and repair.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

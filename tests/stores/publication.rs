@@ -1,5 +1,5 @@
-//! A store is published whole or not at all, and by one packer at a time, whatever the moment at which a program removes what is
-//! temporary and ends.
+//! A store is published whole or not at all, and by one packer at a time, at whatever moment a program removes its
+//! temporary files and ends.
 
 use crate::common::{Kind, Tensor, exported, options, pack, values};
 use blco::internals::error::Error;
@@ -25,7 +25,7 @@ fn abandoned_at_any_moment_a_store_is_whole_or_not_there() {
     std::fs::remove_dir_all(&target).unwrap();
     let mut published = 0;
     for round in 0..24 {
-        // With nothing there, then in the place of a store.
+        // Without an earlier store, then in place of one.
         options.replace = round >= 12;
         if options.replace && round == 12 && !target.exists() {
             packs(&Sys::default(), &options).unwrap();
@@ -45,7 +45,7 @@ fn abandoned_at_any_moment_a_store_is_whole_or_not_there() {
         if !options.replace && target.exists() {
             std::fs::remove_dir_all(&target).unwrap();
         }
-        // What the packer made again after it was removed is a killed packer's.
+        // Files that the packer created again after the removal count as a killed packer's.
         drop(std::fs::remove_dir_all(partial_path(&target)));
     }
     println!("{published} of 24 were published before");

@@ -1,7 +1,7 @@
-//! Establishes what `blco-info --repair` does: whatever single file of a store of several chunks is deleted, cut off or
-//! flipped, the new store holds exactly the nonzeros of the intact chunks and verifies, the report counts what is
-//! lost, and an undamaged store, with its manifest or without, comes out as it was; chunks of other stores are never
-//! taken; where nothing is intact, nothing is written.
+//! Establishes what `blco-info --repair` does: whichever single file of a store of several chunks is deleted, truncated or
+//! has a bit flipped, the new store holds exactly the nonzeros of the intact chunks and verifies, and the report counts what is
+//! lost. An undamaged store, with or without its manifest, is unchanged. Chunks of other stores are never
+//! taken. If nothing is intact, nothing is written.
 
 use crate::common::{
     BLCO_KINDS, KINDS, Kind, SMALL_CHUNKS, Tensor, exported, identity, options, packed, tree, values,
@@ -22,7 +22,7 @@ use xxhash_rust::xxh3::xxh3_64;
 /// Bytes of the header of a chunk of three or four sections.
 const HEADER_BYTES: usize = 256;
 
-/// A directory with a store, what is in it, and where its chunks begin and end.
+/// A directory with a store, its nonzeros, and the ranges of its chunks.
 struct Case {
     dir: TempDir,
     tensor: Tensor,
@@ -65,7 +65,7 @@ impl Case {
         command.current_dir(self.dir.path()).args(args).env_remove("BLCO_FAULT").output().unwrap()
     }
 
-    /// Repairs, holds the new store against the chunks but `lost`, and removes it; the report.
+    /// Repairs, compares the new store with the chunks except `lost`, and removes it. Returns the report.
     fn repairs(&self, lost: &[usize], what: &str) -> Value {
         let before = tree(&self.old());
         let output = self.info(&["old", "--repair", "new", "--json"]);
@@ -95,7 +95,7 @@ impl Case {
         report
     }
 
-    /// The same, where everything that is lost is known.
+    /// The same, if everything that is lost is known.
     fn repairs_and_knows(&self, lost: &[usize], what: &str) -> Value {
         let report = self.repairs(lost, what);
         let nnz: usize = lost.iter().map(|&n| self.chunks[n].len()).sum();
@@ -115,7 +115,7 @@ impl Case {
         report
     }
 
-    /// Deletes, cuts off and flips bits of `file`, calling `check` each time; the file is whole again at the end.
+    /// Deletes, truncates and flips bits of `file`, and calls `check` each time. The file is whole again at the end.
     fn damage(&self, file: &str, check: &dyn Fn(&str)) {
         let path = self.old().join(file);
         let whole = std::fs::read(&path).unwrap();
@@ -184,7 +184,7 @@ fn any_file_of_a_store_of_trees_may_be_damaged() {
 }
 
 /// Without the manifest, gaps are known from their neighbours; the end only from a chunk, or its header, that ends in a
-/// tile. Chunks of trees end anywhere, so where one of theirs is lost, more may be.
+/// tile. Chunks of trees end anywhere, so if one of theirs is lost, more may be.
 #[test]
 fn losses_without_a_manifest() {
     for kind in KINDS {
@@ -237,7 +237,7 @@ fn losses_without_a_manifest() {
     }
 }
 
-/// A store whose last tile is full does not say by itself that it ends: the digest does.
+/// If a store's last tile is full, only the digest shows that it ends there.
 #[test]
 fn a_full_last_tile_and_repeated_coordinates_come_back_without_a_manifest() {
     let once = Tensor::random(&[3000, 2000, 5000], 40 * 512, 6, values::fraction);
@@ -255,13 +255,13 @@ fn a_full_last_tile_and_repeated_coordinates_come_back_without_a_manifest() {
         let report = case.repairs_and_knows(&[], "repeated coordinates without a manifest");
         assert_eq!(report["duplicates_may_occur"], true);
     }
-    // Chunks that hold as many nonzeros as they may in a quarter of the bytes.
+    // Chunks with the most nonzeros, in a quarter of the bytes.
     let dense = Tensor::random(&[40, 40, 40], 60_000, 8, values::one);
     let case = Case::new(&dense, |o| PackOptions { chunk_bytes: 128 << 10, ..o }, Kind::Tiled);
     assert!(case.chunks.len() > 1);
     std::fs::remove_file(case.old().join("manifest")).unwrap();
     case.repairs_and_knows(&[], "small chunks");
-    // One chunk says nothing about the bound on chunks, which then is the default.
+    // One chunk does not show the bound on chunks, which is then the default.
     let one = Tensor::random(&[30, 20, 10], 512, 8, values::one);
     let case = Case::new(&one, |o| PackOptions { chunk_bytes: 8 << 20, ..o }, Kind::Tiled);
     assert_eq!(case.chunks.len(), 1);
@@ -408,7 +408,7 @@ fn chunk_files_that_are_not_where_they_should_be_are_told() {
     assert!(told.starts_with("old: nothing is damaged\n") && !told.contains("misplaced"), "{told}");
 }
 
-/// A reason that a loss gives is not given again for the file.
+/// A loss's reason is not repeated for the file.
 #[test]
 fn a_reason_is_told_once() {
     let case = Case::several(Kind::Tiled);
@@ -421,7 +421,7 @@ fn a_reason_is_told_once() {
     assert_eq!(told.matches("chunk 1").count(), 1, "{told}");
 }
 
-/// A medium that fails to give a chunk has lost it; any other failure ends the repair and leaves nothing.
+/// A chunk that the medium fails to read is lost. Any other failure ends the repair and leaves nothing.
 #[test]
 fn failing_reads_lose_a_chunk_or_end_the_repair() {
     let case = Case::several(Kind::TiledZstd);
@@ -460,7 +460,7 @@ fn failing_reads_lose_a_chunk_or_end_the_repair() {
     }
 }
 
-/// Whatever a chunk says of itself under checksums that fit, without a manifest to contradict it: an error or nonzeros inside
+/// Whatever a chunk with correct checksums claims, without a manifest to contradict it: an error or nonzeros inside
 /// the shape, never a panic.
 #[test]
 fn chunks_with_matching_checksums_that_lie_are_harmless() {

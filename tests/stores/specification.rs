@@ -1,6 +1,6 @@
 //! The specification and the program agree: the vectors of formats-spec/vectors (made by an independent writer) open, verify,
-//! come back and pack to the same bytes, or are refused; the second reader (`tools/blco_reader.py`) accepts fresh
-//! stores of every kind and checks the vectors too. It needs Python with numpy: `BLCO_PYTHON`, which tools/test.sh
+//! come back and pack to the same bytes, or are refused. The second reader (`tools/blco_reader.py`) accepts new
+//! stores of every kind and checks the vectors too. This needs Python with numpy: `BLCO_PYTHON`, which tools/test.sh
 //! sets, or `python3`.
 
 use crate::programs::{python, script};
@@ -13,7 +13,7 @@ fn vectors() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("formats-spec/vectors")
 }
 
-/// The vectors of a version: where they are, and what their index says of those that are valid, or are not.
+/// The vectors of a version: their directory, and the valid and invalid ones in their index.
 fn of_version(version: u32, valid: bool) -> (PathBuf, Vec<Value>) {
     let dir = if version == 1 { vectors().join("version-1") } else { vectors() };
     let text = std::fs::read_to_string(dir.join("index.json")).unwrap();
@@ -41,7 +41,7 @@ fn store_bytes(store: &Path) -> Vec<(String, Vec<u8>)> {
     files
 }
 
-/// Stores of version 1 are read and verified by its rules; nothing packs them any more.
+/// Stores of version 1 are read and verified by its rules. No program packs them now.
 #[test]
 fn valid_vectors_verify_and_come_back() {
     for version in [1, 2] {
@@ -104,7 +104,7 @@ fn valid_vectors_pack_to_the_same_bytes() {
     }
 }
 
-/// A store of version 1 written anew is the store that packing its text makes today. A damaged one is refused.
+/// Upgrading a store of version 1 gives the store that packing its text gives today. A damaged one is refused.
 #[test]
 fn upgraded_vectors_are_those_of_the_newest_version() {
     let dir = tempfile::tempdir().unwrap();
@@ -145,7 +145,7 @@ fn is_refused(dir: &Path, invalid: &[Value]) {
         assert_eq!(verified.status.code(), Some(1), "{name}: blco-info --verify");
         let said = String::from_utf8_lossy(&verified.stdout).into_owned();
         if said.contains("format") && said.contains("which this program does not know") {
-            // One of the drafts, of which the second reader says what is wrong.
+            // A store of a draft version, whose fault the second reader names.
             continue;
         }
         assert!(said.contains(text(&vector["file"])), "{name}: should name {}: {said}", vector["file"]);

@@ -53,7 +53,7 @@ impl<O: DeviceOp> CudaBackend<O> {
                 Ok(copy) => self.parts[p].sorted = Some(copy),
                 Err(error) => {
                     let (mode, why) = (self.plan.modes[p].mode, refused(error)?);
-                    if self.plan.deterministic {
+                    if self.plan.loads_first() {
                         return Err(Error::request(format!("mode {mode} cannot be sorted: {why}")));
                     }
                     self.give_up_copy(p, why)?;
@@ -84,7 +84,7 @@ impl<O: DeviceOp> CudaBackend<O> {
         let copy = self.build(p, group, (at, &offsets), held + sorted_bytes)?;
         let mut copy = PartCopy::new(&self.device, copy, self.op.tiles_per_block(true), numbers)?;
         copy.held_bytes += sorted_bytes;
-        self.op.sort(p, copy.blocks)?;
+        self.op.sort(p, copy.blocks, copy.copy.stretch.as_ref())?;
         Ok(copy)
     }
 
@@ -110,7 +110,8 @@ impl<O: DeviceOp> CudaBackend<O> {
             self.sort_kernels = Some(SortKernels::load(device)?);
         }
         let kernels = self.sort_kernels.as_ref().expect("loaded just now, or before");
-        let copy = mode_sorted::build(device, kernels, &self.parts[p].resident, store, &copy, chunks)?;
+        let (stream, share) = (&self.parts[p].resident, self.plan.share());
+        let copy = mode_sorted::build(device, kernels, stream, store, &copy, chunks, share)?;
         self.log.pass.build_seconds += copy.seconds.all();
         Ok(copy)
     }

@@ -2,6 +2,7 @@
 
 use super::abi::Chunk;
 use super::driver::{Memory, Stream};
+use super::mode_sorted::Stretch;
 use crate::error::Result;
 use crate::format::ChunkView;
 use crate::store::ChunkHeader;
@@ -62,8 +63,8 @@ pub trait DeviceOp {
         0
     }
 
-    /// Makes a part ready for launches on sorted nonzeros with at most `blocks` thread blocks.
-    fn sort(&mut self, _part: usize, _blocks: u32) -> Result<()> {
+    /// Makes a part ready for launches on sorted nonzeros with at most `blocks` thread blocks; with `stretch`, on these of them.
+    fn sort(&mut self, _part: usize, _blocks: u32, _stretch: Option<&Stretch>) -> Result<()> {
         Ok(())
     }
 

@@ -173,7 +173,7 @@ impl<O: DeviceOp> CudaBackend<O> {
     /// The images of part `p` for the gathered group.
     fn sort_part(&mut self, p: usize, gathering: &Gathering) -> Result<Vec<HostImage>> {
         if gathering.sorted[p].images.is_empty() {
-            self.op.sort(p, image_blocks(&self.plan))?;
+            self.op.sort(p, image_blocks(&self.plan), None)?;
         }
         let at = (gathering.memory.address(), &gathering.offsets[..]);
         let copy = self.build(p, gathering.group, at, 0)?;

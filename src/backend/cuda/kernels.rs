@@ -1,5 +1,5 @@
 //! The kernels: embedded as PTX, which serves every device from compute capability 7.0 on, and compiled for one
-//! device, order, rank and index encoding, without decimals where a store has none, where NVRTC is installed. Both come from the same sources in kernels/.
+//! device, order, rank and index encoding if NVRTC is installed, without decimals if a store has none. Both come from the same sources in kernels/.
 
 use super::abi::TILE_THREADS;
 use super::cache::Cache;
@@ -45,8 +45,8 @@ const HEADERS: [SourceFile; 13] = [
 const SPECIALISED_NAME: &str = "mttkrp";
 const SPECIALISED_SORTED: &str = "mttkrp_sorted";
 
-/// Those of the embedded kernels, as PTX, with the NUL at the end that the driver wants. Few of them, because the driver
-/// compiles all that it gets.
+/// The PTX of these embedded kernels, with the NUL at the end that the driver needs. It contains few kernels, because the driver
+/// compiles all of them.
 ///
 /// # Panics
 ///
@@ -64,7 +64,7 @@ pub fn embedded_ptx(names: &[&str]) -> Vec<u8> {
         if wanted {
             ptx.extend_from_slice(line.as_bytes());
         }
-        // A kernel's body ends with a brace of its own; what stands between kernels belongs to all.
+        // A kernel's body ends with a brace on its own line. Text between kernels belongs to all.
         wanted |= line == "}\n";
     }
     ptx.push(0);
@@ -84,14 +84,14 @@ pub struct MttkrpKernels {
     pub fix_up: Kernel,
     /// Clears rows.
     pub clear: Kernel,
-    /// How the kernel shares the work.
+    /// How thread blocks share the work.
     pub variant: MttkrpVariant,
-    /// For reports.
+    /// The name for reports.
     pub report: KernelReport,
 }
 
 impl KernelSource {
-    /// Loads the kernels that `spec` asks for, for factors of `factor_bytes` in all.
+    /// Loads the kernels for `spec`, for factors of `factor_bytes` in total.
     pub fn load(
         &self,
         device: &Arc<Device>,
@@ -154,7 +154,7 @@ fn of_rows(real: &str) -> [String; 3] {
 }
 
 impl MttkrpKernels {
-    /// From a module that has them by these names.
+    /// The kernels of a module, by these names.
     fn new(
         module: &Arc<Module>,
         mttkrp: &str,
@@ -177,7 +177,7 @@ impl MttkrpKernels {
 }
 
 impl MttkrpKernels {
-    /// Those of SpTTMc, which are embedded and serve ranks of any numbers.
+    /// The kernels of SpTTMc, which are embedded and serve any ranks.
     pub fn ttmc(device: &Arc<Device>, spec: &Specialisation) -> error::Result<Self> {
         let (precision, order) = (spec.precision.name(), spec.embedded_order());
         let tiles = if order == ORDER_MAX { 2 } else { 4 };
@@ -192,7 +192,7 @@ impl MttkrpKernels {
     }
 }
 
-/// Kernels whose products are in f64 while factors are in f32, embedded ones of any rank. Results that they write are in f64.
+/// Embedded kernels of any rank whose products are in f64 while factors are in f32. They write results in f64.
 #[derive(Debug)]
 pub struct WideKernels {
     /// Adds chunks to sums.
@@ -203,12 +203,12 @@ pub struct WideKernels {
     pub fix_up: Kernel,
     /// Clears rows.
     pub clear: Kernel,
-    /// Threads of a thread block of `mttkrp`, which takes as many tiles as one of the kernels in f32.
+    /// Threads of a thread block of `mttkrp`, which takes the same number of tiles as the f32 kernels.
     pub threads: u32,
 }
 
 impl WideKernels {
-    /// Those that take the place of the kernels `variant` for `spec`.
+    /// The replacements of the kernels `variant` for `spec`.
     pub fn load(device: &Arc<Device>, spec: &Specialisation, variant: &MttkrpVariant) -> error::Result<Self> {
         let (mttkrp, sorted) = (spec.wide_name(variant.tiles), spec.wide_sorted_name());
         let [_, fix_up, clear] = of_rows(Precision::F64.name());
@@ -228,17 +228,17 @@ impl WideKernels {
     }
 }
 
-/// Rows that a mode has in a group of tiles for each nonzero, on average, from which on few of them meet again before the L2
-/// cache has lost them.
+/// The average number of rows per nonzero in a group of tiles from which few rows are met again before the L2
+/// cache has evicted them.
 const HARDLY_MEET: f64 = 0.65;
-/// Factors that are too large for the rows of a group of tiles to meet often.
+/// Bytes of factors that are too large for rows to repeat often within a group of tiles.
 const MANY_ROWS_BYTES: u64 = 8 << 20;
-/// Bytes of shared memory that every device lets a thread block have.
+/// Bytes of shared memory that a thread block has on every device.
 const SHARED_BYTES: usize = 48 << 10;
 
 impl MttkrpVariant {
-    /// The fastest measured, of those that are compiled for an order, rank and bytes of all factors (docs/performance.md).
-    /// `spread`: rows hardly meet again.
+    /// The fastest variant, as measured, for an order, rank and bytes of all factors (docs/performance.md).
+    /// `spread`: rows rarely repeat.
     #[must_use]
     pub fn compiled(
         precision: Precision,
@@ -248,17 +248,17 @@ impl MttkrpVariant {
         spread: bool,
     ) -> Self {
         let (lanes, mut columns, split) = share(precision, rank, spread);
-        // With many factors, the L1 caches hold the rows that a thread block meets if it sweeps over less of each.
+        // With many factors, the L1 cache holds a thread block's rows if each sweep covers fewer columns.
         if precision == Precision::F64 && order > 3 && factor_bytes > MANY_ROWS_BYTES {
             columns = 1;
         }
         let tiles = [4, 2].into_iter().find(|&tiles| group_bytes(precision, order, tiles) <= SHARED_BYTES);
-        // Where registers allow it: half a line of each row.
+        // If registers allow it: half a line of each row.
         let batch = if precision == Precision::F32 && lanes * columns == 16 { 8 } else { 4 };
         Self { tiles: tiles.unwrap_or(1), lanes, columns, batch, split }
     }
 
-    /// The embedded one that serves an order and rank. `spread`: rows hardly meet again.
+    /// The embedded variant that serves an order and rank. `spread`: rows rarely repeat.
     #[must_use]
     pub fn embedded(precision: Precision, order: usize, rank: usize, spread: bool) -> Self {
         let (lanes, columns, split) = share(precision, rank, spread);
@@ -275,7 +275,7 @@ impl MttkrpVariant {
         if self.split { u32::try_from(rank.div_ceil(columns).max(1)).unwrap_or(1) } else { 1 }
     }
 
-    /// Whether a kernel for this order and precision can be made so, and computes what it should.
+    /// Whether this variant exists for this order and precision.
     pub fn suits(&self, precision: Precision, order: usize) -> Result<(), String> {
         let Self { tiles, lanes, columns, batch, .. } = *self;
         let one_of = |name, value: u32, allowed: &[u32]| {
@@ -319,7 +319,7 @@ fn group_bytes(precision: Precision, order: usize, tiles: u32) -> usize {
     tiles as usize * TILE_NNZ * (value + 4 * order)
 }
 
-/// What an MTTKRP kernel is made for.
+/// The parameters of an MTTKRP kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Specialisation {
     /// How the indices are encoded.
@@ -335,12 +335,12 @@ pub struct Specialisation {
 }
 
 impl Specialisation {
-    /// Whether there are sorted nonzeros: they are `tiled`.
+    /// Whether nonzeros can be sorted, which requires `tiled`.
     fn has_sorted(&self) -> bool {
         self.layout == IndexEncoding::Tiled
     }
 
-    /// What reports call a kernel and how it is launched.
+    /// The name of a kernel and its launch for reports.
     fn report_name(&self, variant: &MttkrpVariant) -> String {
         self.embedded_name(variant) + if variant.split { "s" } else { "" }
     }
@@ -419,9 +419,9 @@ impl Specialisation {
 pub struct KernelImage {
     /// A device binary with the kernels that kernels/blco.cu names.
     pub bytes: Vec<u8>,
-    /// Where it comes from.
+    /// Its origin.
     pub origin: Origin,
-    /// Why the cache was of no use, in one line, if it should have been.
+    /// Why the cache was not used, in one line, if it should have been.
     pub cache_refused: Option<String>,
 }
 

@@ -208,9 +208,9 @@ impl<O: DeviceOp> CudaBackend<O> {
         }
         for (p, part) in self.parts.iter().enumerate() {
             if let Some(copy) = &part.sorted {
-                self.op.sort(p, copy.blocks)?;
+                self.op.sort(p, copy.blocks, copy.copy.stretch.as_ref())?;
             } else if part.kept.is_some() {
-                self.op.sort(p, image_blocks(&self.plan))?;
+                self.op.sort(p, image_blocks(&self.plan), None)?;
             }
         }
         Ok(())
@@ -327,8 +327,9 @@ impl<O: DeviceOp> Backend for CudaBackend<O> {
         let sorts = self.plan.copies().next().is_some();
         let range = sorts.then_some((manifest.value_min, manifest.value_max));
         let (directory, look) = (self.store.path().to_path_buf(), self.op.look());
-        // Each nonzero is squared once.
-        let (store, squared) = (self.store.clone(), self.plan.chunks_of(0));
+        // Each nonzero is squared once, on one device.
+        let own = self.plan.share().map(|share| share.chunks.clone());
+        let (store, squared) = (self.store.clone(), own.unwrap_or_else(|| self.plan.chunks_of(0)));
         Some(inspector(&self.store, move |header, view| {
             look.as_ref().map_or(Ok(()), |look| look(header, view))?;
             if range.is_some_and(|(low, high)| !view.stored_values_within(low, high)) {
@@ -365,7 +366,7 @@ impl<O: DeviceOp> Backend for CudaBackend<O> {
         self.log.clock.begin(&self.lanes.all[0].copy)?;
         self.lanes.begin(&self.log.clock.base)?;
         self.sharing.clear();
-        if self.plan.deterministic && !self.is_there() { Ok(()) } else { self.begin_parts() }
+        if self.plan.loads_first() && !self.is_there() { Ok(()) } else { self.begin_parts() }
     }
 
     fn submit(&mut self, chunk: LoadedChunk<Pinned>) -> Result<()> {
@@ -456,7 +457,7 @@ impl<O: DeviceOp> Backend for CudaBackend<O> {
         while self.results.len() > 0 {
             self.hand_over()?;
         }
-        if self.plan.deterministic && !self.is_there() {
+        if self.plan.loads_first() && !self.is_there() {
             for lane in &self.lanes.all {
                 lane.copy.synchronize()?;
             }
@@ -502,7 +503,8 @@ impl<O: DeviceOp> Backend for CudaBackend<O> {
             log.pass.device_seconds = log.pass.device_seconds.max(ended);
         }
         let streamed = self.image_bytes + log.pass.returned_bytes;
-        let moved = self.op.bytes_per_nonzero() * self.store.manifest().nnz as f64 + streamed as f64;
+        let own = self.plan.share().map_or(1.0, |share| share.to - share.from);
+        let moved = self.op.bytes_per_nonzero() * own * self.store.manifest().nnz as f64 + streamed as f64;
         Ok(Some(log.end(&self.plan.device, self.plan.link_bytes_per_second, moved)))
     }
 }

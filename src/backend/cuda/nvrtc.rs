@@ -1,4 +1,4 @@
-//! NVRTC, NVIDIA's run-time compiler, if it is installed: looked for at run time, never needed.
+//! NVRTC, NVIDIA's run-time compiler, if it is installed. It is searched for at run time and is optional.
 //!
 //! A kernel that cannot be compiled is not a [`crate::error::Error`]: the embedded kernels are used. The reason is
 //! one line for a report.
@@ -12,7 +12,7 @@ use std::ptr;
 
 /// Major versions that the kernels are known to compile with, best first.
 const MAJORS: [u32; 2] = [13, 12];
-/// Where toolkits put their libraries without telling the loader.
+/// Directories of toolkits that the loader may not know.
 const DIRECTORIES: [&str; 2] = ["/usr/local/cuda/lib64", "/opt/cuda/lib64"];
 
 /// `nvrtcProgram`.
@@ -29,7 +29,7 @@ pub struct SourceFile {
     pub text: &'static str,
 }
 
-/// The functions that are used, as nvrtc.h of CUDA 12 and 13 declares them.
+/// The functions in use, as nvrtc.h of CUDA 12 and 13 declares them.
 #[derive(Debug)]
 struct Functions {
     version: unsafe extern "C" fn(*mut c_int, *mut c_int) -> Status,
@@ -73,7 +73,7 @@ impl Functions {
         }
     }
 
-    /// The architectures that it compiles for, 75 for compute capability 7.5; none where it does not tell.
+    /// The architectures that it compiles for, 75 for compute capability 7.5; none if it does not report them.
     fn supported(&self) -> Vec<c_int> {
         let mut count = 0;
         // SAFETY: the pointer is to a live integer.
@@ -85,14 +85,14 @@ impl Functions {
     }
 }
 
-/// Whether a device of that compute capability is among the `supported`; the error says for which it would have to
+/// An error unless a device of that compute capability is among the `supported`. It says for which NVRTC must
 /// compile, and what to do.
 fn serves((major, minor): (u32, u32), supported: &[c_int]) -> Result<(), String> {
     let wanted = c_int::try_from(10 * major + minor).unwrap_or(c_int::MAX);
     if supported.is_empty() || supported.contains(&wanted) {
         return Ok(());
     }
-    // CUDA 13 has dropped what is older than 7.5.
+    // CUDA 13 does not support devices older than 7.5.
     let other = if supported.iter().all(|&s| s > wanted) { "an older" } else { "a newer" };
     Err(format!(
         "compute capability {major}.{minor}: install {other} NVRTC too, or take the embedded kernels"
@@ -105,13 +105,13 @@ pub struct Nvrtc {
     functions: Functions,
     version: (u32, u32),
     name: PathBuf,
-    /// Loaded while the functions can be called, with what it loads by name alone when it compiles.
+    /// Loaded while the functions can be called, with the library that NVRTC loads by name when it compiles.
     _libraries: (Library, Option<Library>),
 }
 
 impl Nvrtc {
     /// The newest NVRTC that is installed, compiles for devices of a compute capability and is no newer than the driver, whose version
-    /// is 12080 for CUDA 12.8: in `directory`, or else wherever the loader looks and toolkits are. The error is one line.
+    /// is 12080 for CUDA 12.8. It is searched for in `directory`, or else in the loader's and toolkits' directories. The error is one line.
     pub fn find(
         driver_version: u32,
         capability: (u32, u32),
@@ -130,7 +130,7 @@ impl Nvrtc {
         Err(reason)
     }
 
-    /// Takes a loaded library, unless its version does not serve.
+    /// Takes a loaded library if its version is supported.
     fn accept(
         library: Library,
         path: &Path,
@@ -152,7 +152,7 @@ impl Nvrtc {
         }
         serves(capability, &functions.supported())
             .map_err(|what| format!("version {major}.{minor} does not compile for {what}"))?;
-        // Looked up by name alone when NVRTC compiles: its own directory need not be where the loader looks.
+        // NVRTC looks it up by name when it compiles, but the loader may not know its directory.
         let builtins = path.with_file_name(format!("libnvrtc-builtins.so.{major}.{minor}"));
         // SAFETY: as for NVRTC itself, of which this is a part.
         let builtins = unsafe { Library::new(builtins) }.ok();
@@ -234,7 +234,7 @@ struct Created<'a> {
 }
 
 impl Created<'_> {
-    /// What a pair of functions tells of the program: its length, then the bytes.
+    /// Text that a pair of functions returns about the program: its length, then the bytes.
     fn bytes(
         &self,
         size: unsafe extern "C" fn(NvrtcProgram, *mut usize) -> Status,

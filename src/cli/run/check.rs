@@ -9,7 +9,7 @@ use crate::store::Manifest;
 use crate::sys::Sys;
 use std::path::Path;
 
-/// A text that a check drains, and what was found in it.
+/// A text that a check reads, and what it found.
 pub struct Checked {
     source: TnsReader,
     found: Option<Extent>,
@@ -20,7 +20,7 @@ impl Checked {
         Ok(Self { source: TnsReader::open(sys, input, options)?, found: None })
     }
 
-    /// Bytes that it takes while it is read; it is held to the least where memory is bounded.
+    /// Bytes that it takes while it is read: the minimum if memory is bounded.
     pub fn hold(&mut self, engine: &Engine) -> u64 {
         let takes = self.source.memory(engine.threads());
         let bytes = if engine.options().memory.is_some() { takes.least } else { takes.most };
@@ -28,7 +28,7 @@ impl Checked {
         bytes
     }
 
-    /// How the text, where it is another tensor than the store's, differs in dims and nnz: for a check that fails.
+    /// How the text differs from the store in dims and nnz, for a check that fails.
     pub fn differs(&self, manifest: &Manifest) -> Vec<String> {
         let Some(found) = &self.found else { return Vec::new() };
         let by = |dims: Vec<String>| dims.join(" x ");

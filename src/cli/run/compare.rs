@@ -86,7 +86,7 @@ struct FormatReport {
     bytes: Option<u64>,
     /// Seconds of packing; `None` for an existing store.
     build_seconds: Option<f64>,
-    /// Where it was computed.
+    /// The device that computed.
     backend: Option<&'static str>,
     device: Option<String>,
     /// Each mode alone, and the check of its result.
@@ -97,7 +97,7 @@ struct FormatReport {
     notes: Vec<String>,
 }
 
-/// A mode by itself.
+/// A mode alone.
 #[derive(Debug, Serialize)]
 struct ModeReport {
     seconds: f64,
@@ -116,7 +116,7 @@ struct Subject<'a, T: Real> {
     held: u64,
 }
 
-/// Packs what is missing, computes from each format in turn, checks.
+/// Packs missing stores, computes from each format in turn, and checks.
 pub(super) fn run<T: Real>(run: &Run, sys: &Sys, engine: &Engine, progress: &Bar) -> Result<Report> {
     let store = engine.open(&run.store)?;
     let shape = store.manifest().shape.clone();
@@ -125,7 +125,7 @@ pub(super) fn run<T: Real>(run: &Run, sys: &Sys, engine: &Engine, progress: &Bar
         Some(dir) => agreed_rank(run.rank.rank, dir, factors_rank(sys, dir, &shape)?)?,
         None => run.rank.rank.unwrap_or(16) as usize,
     };
-    // Refuse what cannot be computed before packing anything.
+    // Refuses what cannot be computed, before packing anything.
     let held = oracle::host_bytes(&shape, &modes, rank);
     let mut source = StoreSource::new(store.clone());
     let reading = source.memory(engine.threads()).most;

@@ -1,4 +1,4 @@
-//! `blco-run`: MTTKRP; the other operations have files of their own.
+//! `blco-run`: MTTKRP. Each other operation has its own file.
 
 mod check;
 mod compare;
@@ -97,7 +97,7 @@ pub struct Run {
     text: TextArgs,
     #[command(flatten)]
     common: Common,
-    // These have headings of their own, which apply to everything below.
+    // Headings apply to everything below, so these groups come last.
     #[command(flatten)]
     rank: RankArgs,
     #[command(flatten)]
@@ -128,7 +128,7 @@ enum OpArg {
     Inner,
 }
 
-/// What `--op` takes.
+/// The values of `--op`.
 const OPERATIONS: [(&str, OpArg); 6] = [
     ("mttkrp", OpArg::Mttkrp),
     ("ttv", OpArg::Ttv),
@@ -138,7 +138,7 @@ const OPERATIONS: [(&str, OpArg); 6] = [
     ("inner", OpArg::Inner),
 ];
 
-/// Options that some operations take, and which do.
+/// Options of some operations, with the operations.
 fn options_of_some() -> [(Option<Id>, &'static [OpArg]); 8] {
     [
         (CompareArgs::group_id(), &[OpArg::Mttkrp]),
@@ -152,16 +152,16 @@ fn options_of_some() -> [(Option<Id>, &'static [OpArg]); 8] {
     ]
 }
 
-/// Options of all operations that these do without.
+/// Common options that these operations do not have.
 const NOT_TAKEN: [(OpArg, &[&str]); 5] = [
-    (OpArg::Ttv, &["devices"]),
-    (OpArg::Ttm, &["repeat", "devices"]),
-    (OpArg::Ttmc, &["devices"]),
-    (OpArg::Norm, &["modes", "seed", "output", "repeat", "trace", "check", "devices"]),
-    (OpArg::Inner, &["modes", "seed", "output", "repeat", "trace", "check", "devices"]),
+    (OpArg::Ttv, &["devices", "divide"]),
+    (OpArg::Ttm, &["repeat", "devices", "divide"]),
+    (OpArg::Ttmc, &["devices", "divide"]),
+    (OpArg::Norm, &["modes", "seed", "output", "repeat", "trace", "check", "devices", "divide"]),
+    (OpArg::Inner, &["modes", "seed", "output", "repeat", "trace", "check", "devices", "divide"]),
 ];
 
-/// What MTTKRP and TTM take.
+/// Options of MTTKRP and TTM.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Options of --op mttkrp and ttm")]
 struct RankArgs {
@@ -170,7 +170,7 @@ struct RankArgs {
     rank: Option<u32>,
 }
 
-/// What MTTKRP and TTMc take.
+/// Options of MTTKRP and TTMc.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Options of --op mttkrp and ttmc")]
 struct FactorsArgs {
@@ -179,7 +179,7 @@ struct FactorsArgs {
     factors: Option<PathBuf>,
 }
 
-/// What only TTV takes.
+/// Options of TTV.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Options of --op ttv")]
 struct TtvArgs {
@@ -188,7 +188,7 @@ struct TtvArgs {
     vector: Vec<PathBuf>,
 }
 
-/// What only TTM takes.
+/// Options of TTM.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Options of --op ttm")]
 struct TtmArgs {
@@ -197,7 +197,7 @@ struct TtmArgs {
     matrix: Option<PathBuf>,
 }
 
-/// What TTV and TTM take.
+/// Options of TTV and TTM.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Options of --op ttv and ttm")]
 struct SpillArgs {
@@ -206,7 +206,7 @@ struct SpillArgs {
     temp_dir: Option<PathBuf>,
 }
 
-/// What only TTMc takes.
+/// Options of TTMc.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Options of --op ttmc")]
 struct TtmcArgs {
@@ -215,7 +215,7 @@ struct TtmcArgs {
     ranks: Vec<u32>,
 }
 
-/// What only the inner product takes.
+/// Options of the inner product.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Options of --op inner")]
 struct InnerArgs {
@@ -256,7 +256,7 @@ impl Program for Run {
         &self.common
     }
 
-    /// Options that the operation does not take, and modes that it has to be given.
+    /// Refuses options that the operation does not have, and checks that modes are given if it needs them.
     fn check(matches: &ArgMatches) -> Result<()> {
         let Some(&(name, op)) = OPERATIONS.iter().find(|(_, op)| matches.get_one("op") == Some(op)) else {
             return Ok(());
@@ -285,7 +285,9 @@ impl Program for Run {
 
     fn serve(&self, sys: &Sys) -> Result<()> {
         if self.op != OpArg::Mttkrp || self.compare.is_given() {
-            return Err(Error::request("several ranks compute --op mttkrp; run one process for this"));
+            return Err(Error::request(
+                "several processes compute --op mttkrp alone; run one process for this",
+            ));
         }
         self.engine.engine(sys, self.common, &Bar::new(true))?.serve(&self.store)
     }
@@ -397,7 +399,7 @@ impl Run {
     }
 }
 
-/// A note where results are not finite.
+/// A note if results are not finite.
 fn beyond<T: Real>(results: &[ModeMatrix<T>]) -> Option<String> {
     let is_beyond = |result: &&ModeMatrix<T>| result.1.data().par_iter().any(|x| !x.widen().is_finite());
     let modes: Vec<String> =
@@ -412,11 +414,11 @@ fn beyond<T: Real>(results: &[ModeMatrix<T>]) -> Option<String> {
     (!modes.is_empty()).then(note)
 }
 
-/// Writes what went on when.
+/// Writes the timeline.
 fn write_trace(file: &File, spans: &[Span]) -> Result<()> {
     let failed = |e: std::io::Error| Error::io(file.path(), "write")(e);
     let mut out = std::io::BufWriter::new(file);
     serde_json::to_writer(&mut out, spans).map_err(|e| failed(e.into()))?;
-    // A writer that is dropped keeps what went wrong to itself.
+    // Dropping the writer would lose its error.
     out.flush().map_err(failed)
 }

@@ -1,4 +1,4 @@
-//! What `blco-run` reports of MTTKRP: as JSON and as text.
+//! The reports of `blco-run` about MTTKRP, as JSON and as text.
 
 use crate::backend::device::KernelReport;
 use crate::backend::devices::DevicesPass;
@@ -14,7 +14,7 @@ use crate::store::Store;
 use crate::stream::PassReport;
 use serde::Serialize;
 
-/// What a run reports as JSON.
+/// The JSON report of a run.
 #[derive(Debug, Serialize)]
 pub struct RunReport {
     #[serde(flatten)]
@@ -22,20 +22,20 @@ pub struct RunReport {
     pub op: &'static str,
     pub modes: Vec<usize>,
     pub rank: usize,
-    /// How each mode's sums are kept apart between threads, on the CPU.
+    /// How threads avoid conflicts in each mode's sums, on the CPU.
     pub strategies: Vec<Strategy>,
-    /// What each mode is computed from, on the CPU.
+    /// The cover that each mode is computed from, on the CPU.
     pub served: Vec<Served>,
     pub kernels: Option<KernelReport>,
     pub passes: Vec<PassReport>,
-    /// How the last pass went on each of several GPUs.
+    /// Reports of the last pass on each of several GPUs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub devices_pass: Option<DevicesPass>,
     pub check: Option<Vec<Comparison>>,
 }
 
 impl RunReport {
-    /// Of a run that has not begun; modes from 0.
+    /// The report of a run that has not begun; modes from 0.
     pub fn new<T: Real>(store: &Store, modes: &[usize], rank: usize, plan: &ExecutionPlan) -> Self {
         let on_cpu = !plan.is_on_gpu();
         let served = if on_cpu { served(store.whole(), modes, rank) } else { Vec::new() };
@@ -110,7 +110,7 @@ pub fn text(report: &RunReport) -> String {
     text
 }
 
-/// What a check found of the results of some modes.
+/// What a check found about the results of some modes.
 pub fn check_table(check: &[Comparison], dims: &[u32]) -> String {
     let mut table = comfy_table::Table::new();
     table.load_style(comfy_table::presets::UTF8_BORDERS_ONLY);

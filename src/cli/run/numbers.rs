@@ -10,7 +10,7 @@ use crate::store::Store;
 use crate::stream::PassReport;
 use serde::Serialize;
 
-/// What a run reports as JSON.
+/// The JSON report of a run.
 #[derive(Debug, Serialize)]
 struct NumberReport {
     #[serde(flatten)]
@@ -19,11 +19,11 @@ struct NumberReport {
     /// The other store of an inner product.
     #[serde(skip_serializing_if = "Option::is_none")]
     with: Option<String>,
-    /// Passes over each store that are to come.
+    /// The number of passes over each store.
     expected_passes: u64,
-    /// The norm by the values that a pass brought, or the inner product; null before.
+    /// The norm from the values of a pass, or the inner product; null before the pass.
     result: Option<f64>,
-    /// The norm by the sum of squares that the manifest records.
+    /// The norm from the sum of squares in the manifest.
     #[serde(skip_serializing_if = "Option::is_none")]
     recorded: Option<f64>,
     passes: Vec<PassReport>,

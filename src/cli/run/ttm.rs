@@ -24,7 +24,7 @@ use std::path::{Path, PathBuf};
 /// The files of a result: coordinates of the fibers, and their rows.
 const FILES: [&str; 2] = ["coords.npy", "values.npy"];
 
-/// What a run reports as JSON.
+/// The JSON report of a run.
 #[derive(Debug, Serialize)]
 struct TtmReport {
     #[serde(flatten)]
@@ -176,16 +176,16 @@ fn rank_of(sys: &Sys, path: &Path, mode: usize, dim: usize) -> Result<usize> {
     }
 }
 
-/// The two files of a result, while fibers come.
+/// The two files of a result, while fibers arrive.
 struct FibersFiles<'a, T> {
     coordinates: RowsFile<'a, u32>,
     values: RowsFile<'a, T>,
-    /// What users call them.
+    /// Their names for messages.
     names: [PathBuf; 2],
 }
 
 impl<'a, T: Real> FibersFiles<'a, T> {
-    /// Nothing where no result is written.
+    /// `None` if no result is written.
     fn of(outputs: &'a Outputs, order: usize, rank: usize) -> Option<Self> {
         let mut files = outputs.named();
         let ((coordinates, first), (values, second)) = files.next().zip(files.next())?;

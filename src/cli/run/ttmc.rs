@@ -2,10 +2,10 @@
 
 use super::mttkrp_report::check_table;
 use super::{Run, beyond, parse_modes};
-use crate::cli::Report;
 use crate::cli::outputs::refuse_dash_for_directory;
 use crate::cli::progress::Bar;
 use crate::cli::report::{ReportHead, median, memory_text, modes_text, numbers_text, pass_text, stages_text};
+use crate::cli::{Report, counted};
 use crate::dense::{Matrix, MatrixRef, Real, factors_ranks, load_ranked_factors, mode_file};
 use crate::engine::{Engine, ExecutionPlan, TtmcRequest, chain};
 use crate::error::{Error, Result};
@@ -17,7 +17,7 @@ use crate::stream::PassReport;
 use crate::sys::{File, Sys};
 use serde::Serialize;
 
-/// What a run reports as JSON.
+/// The JSON report of a run.
 #[derive(Debug, Serialize)]
 struct TtmcReport {
     #[serde(flatten)]
@@ -25,7 +25,7 @@ struct TtmcReport {
     op: &'static str,
     modes: Vec<usize>,
     ranks: Vec<usize>,
-    /// Numbers of a row of each mode's result.
+    /// Columns of each mode's result.
     widths: Vec<usize>,
     passes: Vec<PassReport>,
     check: Option<Vec<Comparison>>,
@@ -128,8 +128,8 @@ fn ranks(run: &Run, sys: &Sys, shape: &Shape) -> Result<Vec<usize>> {
         None if given.len() == order => Ok(given.iter().map(|&rank| rank as usize).collect()),
         None => {
             let what = format!(
-                "--ranks has {} numbers; this store has {order} modes, give one for each",
-                given.len()
+                "--ranks has {}; this store has {order} modes, give one for each",
+                counted(given.len(), "number")
             );
             Err(Error::request(what))
         }

@@ -119,7 +119,7 @@ pub(super) fn run<T: Real>(run: &Run, sys: &Sys, engine: &Engine, progress: &Bar
     Ok(out)
 }
 
-/// Has `oracle` see all elements before `sink` gets them.
+/// Shows all elements to `oracle` before `sink` gets them.
 fn compare(
     oracle: &mut Oracle,
     mut sink: Option<Sink<'_>>,
@@ -131,14 +131,14 @@ fn compare(
     }))
 }
 
-/// Where directories for temporary files are made: beside the results' directory, unless another is named.
+/// The directory for directories of temporary files: beside the results' directory, unless another is named.
 pub(super) fn temporary_parent(run: &Run) -> PathBuf {
     let output = run.output.as_deref().filter(|&dir| !is_standard_output(Some(dir)));
     let beside = run.spill.temp_dir.as_deref().or(output.map(directory));
     beside.map_or_else(std::env::temp_dir, Path::to_path_buf)
 }
 
-/// Runs `run` with a sink that has `write` write elements as text, formatted in parallel.
+/// Runs `run` with a sink that formats elements as text, in parallel, and gives it to `write`.
 fn with_text(
     mut write: impl FnMut(&[u8]) -> Result<()> + Send,
     run: impl FnOnce(Option<Sink<'_>>) -> Result<TtvOutcome>,
@@ -157,7 +157,7 @@ fn to_stdout(run: impl FnOnce(Option<Sink<'_>>) -> Result<TtvOutcome>) -> Result
     Ok(outcome)
 }
 
-/// The same, to the one file of `outputs`; without a file only runs.
+/// The same, to the file of `outputs`; without a file, only runs.
 fn to_file(
     outputs: &Outputs,
     run: impl FnOnce(Option<Sink<'_>>) -> Result<TtvOutcome>,

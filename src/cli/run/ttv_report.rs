@@ -1,4 +1,4 @@
-//! What `blco-run --op ttv` reports: as JSON and as text.
+//! The reports of `blco-run --op ttv`, as JSON and as text.
 
 use crate::backend::device::TtvVariant;
 use crate::backend::plan::DevicePlan;
@@ -15,7 +15,7 @@ use crate::stream::{PassReport, Pipeline};
 use bytesize::ByteSize;
 use serde::Serialize;
 
-/// What a run reports as JSON.
+/// The JSON report of a run.
 #[derive(Debug, Serialize)]
 pub struct TtvReport {
     #[serde(flatten)]
@@ -31,18 +31,18 @@ pub struct TtvReport {
     pub kernel: Option<TtvVariant>,
     pub elements: u64,
     pub spilled: SpillReport,
-    /// Seconds of adding up partial results and handing them over, after the pass.
+    /// Seconds after the pass, for adding up partial results and delivering them.
     pub merge_seconds: f64,
-    /// Of the streamed chunks' steps.
+    /// Seconds of the streamed chunks' steps.
     pub pipeline: Option<Pipeline>,
-    /// Of the same pass: what they took. On a GPU, by its clock.
+    /// The steps of the same pass, in seconds. On a GPU, by its clock.
     pub pipeline_measured_seconds: Option<f64>,
     pub passes: Vec<PassReport>,
     pub check: Option<Comparison>,
 }
 
 impl TtvReport {
-    /// Of a run along `modes`, from 0, that has not begun.
+    /// The report of a run along `modes`, from 0, that has not begun.
     pub fn new<T: Real>(store: &Store, modes: &[usize], plan: &TtvPlan) -> Self {
         Self {
             head: ReportHead::new::<T>(store, &plan.uses),
@@ -86,7 +86,7 @@ pub fn plan_text(report: &TtvReport) -> String {
     head.plan_text(&what, &memory, "") + &device + &head.notes_text()
 }
 
-/// What `--plan` prints of the device.
+/// What `--plan` prints about the device.
 fn device_text(plan: &DevicePlan) -> String {
     format!(
         "  device  {} = vector and parts of sums {} + {} lanes of {} and results of at most {}; over the link ({}/s) {} in a pass: {:.4} s \
@@ -129,7 +129,7 @@ pub fn text(report: &TtvReport) -> String {
     format!("{title}: {elements}\n{passes}; {stages}\n{more}{check}{}", head.notes_text())
 }
 
-/// What a check found of a result that is one.
+/// What a check found about a result that is one number.
 pub fn check_text(check: &Comparison) -> String {
     let verdict = if check.holds { "ok" } else { "DIFFERS" };
     let (error, worst) = (check.largest_error, share_of_bound(check.worst));

@@ -28,6 +28,7 @@ const NUMPY: &str = "a NumPy array";
 const MATLAB: &str = "a MATLAB file";
 const HDF5: &str = "an HDF5 file, perhaps MATLAB's";
 const ZIP: &str = "a zip archive";
+const OLD_SHEET: &str = "an old Excel workbook";
 
 /// How an input is compressed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,7 +61,8 @@ impl TextInput {
         let name = path.display().to_string();
         let file = sys.open(path, false).map_err(|error| match error {
             Error::Io { source, .. } if source.kind() == io::ErrorKind::NotFound => {
-                Error::input(&name, "no such file; check the path")
+                let tilde = if path.starts_with("~") { "take ~ out of the quotes" } else { "check the path" };
+                Error::input(&name, format!("no such file; {tilde}"))
             }
             other => other,
         })?;
@@ -87,7 +89,9 @@ impl TextInput {
                 UTF_16 => "convert it first: iconv -f UTF-16 -t UTF-8",
                 NUMPY => "write rows of indices and a value, as numpy.savetxt does, or pack the array in Python: blco.pack",
                 MATLAB | HDF5 => "write its nonzeros as rows of indices and a value, as MATLAB's writematrix does",
-                ZIP => "unpack it first; arrays of a NumPy .npz are packed in Python: blco.pack",
+                OLD_SHEET => "save it as CSV first",
+                ZIP if is_sheet(name) => "save the spreadsheet as CSV first",
+                ZIP => "unpack it first; name a NumPy archive .npz",
                 _ => "unpack it first",
             };
             Error::input(name, format!("is {kind}, where text is expected (plain, gzip or zstd): {way}"))
@@ -231,6 +235,7 @@ fn recognise(magic: &[u8]) -> std::result::Result<Compression, &'static str> {
         [b'B', b'Z', b'h', b'1'..=b'9', ..] => Err("compressed by bzip2"),
         [0xfd, b'7', b'z', b'X', b'Z', 0, ..] => Err("compressed by xz"),
         [b'P', b'K', 3, 4, ..] => Err(ZIP),
+        [0xd0, 0xcf, 0x11, 0xe0, ..] => Err(OLD_SHEET),
         [0x93, b'N', b'U', b'M', b'P', b'Y', ..] => Err(NUMPY),
         [b'M', b'A', b'T', b'L', b'A', b'B', b' ', ..] => Err(MATLAB),
         [0x89, b'H', b'D', b'F', ..] => Err(HDF5),
@@ -240,6 +245,12 @@ fn recognise(magic: &[u8]) -> std::result::Result<Compression, &'static str> {
         [b'A', b'R', b'R', b'O', b'W', b'1', ..] => Err(ARROW),
         _ => Ok(Compression::None),
     }
+}
+
+/// Whether a zip archive of this name is a spreadsheet.
+fn is_sheet(name: &str) -> bool {
+    let end = Path::new(name).extension().and_then(|end| end.to_str()).unwrap_or_default();
+    ["xlsx", "xlsm", "ods", "numbers"].iter().any(|sheet| end.eq_ignore_ascii_case(sheet))
 }
 
 /// The message for other bytes after a gzip member.

@@ -149,7 +149,7 @@ impl HeaderScan<'_> {
         let numbers = fields(line).map(|field| whole_number(field, "a number of rows, columns or nonzeros"));
         let numbers = numbers.collect::<StdResult<Vec<_>, _>>()?;
         let [rows, columns, nnz] = numbers[..] else {
-            return Err("rows, columns and the number of nonzeros must stand here; correct the header".into());
+            return Err("rows, columns and the number of nonzeros belong here; correct the header".into());
         };
         if let Some(given) = self.options.dims.as_ref().map(Vec::len).filter(|&given| given != 2) {
             return Err(format!("a matrix has two dims; `dims` gives {given}"));
@@ -178,7 +178,10 @@ impl HeaderScan<'_> {
             }
             let number = whole_number(field, "the header's order");
             order = Some(if self.expect == Expect::Anything {
-                number.map_err(|e| format!("{e}, or a row: indices and a value, separated by spaces"))?
+                number.map_err(|_| {
+                    let what = "is neither a header nor a row: give indices and a value, separated by spaces, or read a table with `modes`";
+                    format!("{} {what}", quoted(field))
+                })?
             } else {
                 number?
             });
@@ -282,9 +285,6 @@ fn check_order(order: usize, who: &str) -> StdResult<(), String> {
 fn whole_number(field: &[u8], what: &str) -> StdResult<u64, String> {
     let number = std::str::from_utf8(field).ok().filter(|text| text.bytes().all(|b| b.is_ascii_digit()));
     number.and_then(|text| text.parse().ok()).ok_or_else(|| {
-        format!(
-            "{} is not {what}: a whole number (at most {DIM_MAX} for a dim) must stand here",
-            quoted(field)
-        )
+        format!("{} is not {what}; give a whole number (at most {DIM_MAX} for a dim)", quoted(field))
     })
 }

@@ -286,6 +286,9 @@ fn wrong_count(line: &[u8], n_fields: usize, rules: &Rules) -> String {
         None if n_fields == order && rules.declared != Declared::Not => {
             "correct the row, or pass `no_values` if rows hold indices alone".into()
         }
+        None if rules.declared == Declared::ByUser => {
+            "correct the row, give one dim per mode with `dims`, or start a comment with #".into()
+        }
         None => "correct the row, or start a comment with #".into(),
     };
     let value = if rules.has_values { " and a value" } else { " alone (`no_values`)" };
@@ -323,7 +326,7 @@ fn careful_index(field: &[u8], mode: usize, rules: &Rules) -> StdResult<u32, Str
             None => match separator(field) {
                 Some(name) => format!("{shown} is one field; separate the fields by spaces, not {name}"),
                 None => format!(
-                    "{shown} is not a number; the index of mode {m} must stand here (comments start with #)"
+                    "{shown} is not a number, but the index of mode {m} belongs here; start headers and comments with #"
                 ),
             },
         });
@@ -362,7 +365,12 @@ fn careful_index(field: &[u8], mode: usize, rules: &Rules) -> StdResult<u32, Str
 fn careful_value(field: &[u8]) -> StdResult<f64, String> {
     let shown = quoted(field);
     let unsigned = field.strip_prefix(b"+").or_else(|| field.strip_prefix(b"-")).unwrap_or(field);
-    let word = || format!("{shown} is not a number; the value must stand here (comments start with #)");
+    let word = || {
+        if field.contains(&b',') {
+            return format!("{shown} is not a number; write values with a decimal point, not a comma");
+        }
+        format!("{shown} is not a number, but the value belongs here; start comments with #")
+    };
     if !unsigned.first().is_some_and(|b| b.is_ascii_digit() || *b == b'.') {
         let is_special = [&b"nan"[..], b"inf", b"infinity"].iter().any(|w| unsigned.eq_ignore_ascii_case(w));
         return Err(if is_special {

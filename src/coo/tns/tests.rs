@@ -310,11 +310,7 @@ fn bad_headers() {
     for (text, place, fragments) in [
         ("tensor\n3\n2 2 2\n1\n", "t.tns:1", &["`tensor`", "sptensor"][..]),
         ("# c\nktensor\n", "t.tns:2", &["`ktensor`"]),
-        (
-            "hello\n1 1 1\n",
-            "t.tns:1",
-            &["`hello` is not the header's order", "or a row: indices and a value"],
-        ),
+        ("hello\n1 1 1\n", "t.tns:1", &["`hello` is neither a header nor a row", "indices and a value"]),
         ("1;2;3;4.5\n", "t.tns:1", &["`1;2;3;4.5`", "separate"]),
         ("sptensor\nthree\n", "t.tns:2", &["`three` is not the header's order"]),
         ("sptensor\n2 2\n", "t.tns:2", &["more than one field", "order"]),
@@ -328,7 +324,7 @@ fn bad_headers() {
         ("3\n2 2\n1 1 1 1\n", "t.tns:2", &["order 3", "2 dims"]),
         ("9\n1 1 1 1 1 1 1 1 1\n", "t.tns:1", &["order 9", "2 to 8"]),
         ("1\n5\n1 1\n", "t.tns:1", &["order 1"]),
-        ("99999999999999999999999\n", "t.tns:1", &["is not the header's order"]),
+        ("99999999999999999999999\n", "t.tns:1", &["is neither a header nor a row"]),
         ("18446744073709551615\n", "t.tns:1", &["order 2 to 8"]),
         ("2\n4294967296 1\n1 1 1\n", "t.tns:2", &["mode 1 has dim 4294967296"]),
         ("2\n4 4\n1 1 1 1\n", "t.tns:3", &["long row"]),
@@ -421,7 +417,8 @@ fn bytes_that_are_not_text() {
     assert_bad(bad(b"\x1f"), "t.tns:1", &["0x1f"]);
     assert_bad(bad(b"\xfd7zXZ\0rest"), "t.tns", &["xz", "unpack it first"]);
     assert_bad(bad(b"BZh9rest"), "t.tns", &["bzip2"]);
-    assert_bad(bad(b"PK\x03\x04rest"), "t.tns", &["zip"]);
+    assert_bad(bad(b"PK\x03\x04rest"), "t.tns", &["zip", "unpack it first"]);
+    assert_bad(bad(b"\xd0\xcf\x11\xe0rest"), "t.tns", &["Excel", "save it as CSV"]);
     assert_bad(bad(b"\xff\xfe1\0 \0"), "t.tns", &["UTF-16"]);
     // Every single byte, alone and in a row, is accepted or refused without a panic.
     for byte in 0..=255u8 {

@@ -1,4 +1,7 @@
 //! MTTKRP's passes on several GPUs.
+//!
+//! A mode is divided by chunks or by rows ([`Divide`](crate::backend::devices::Divide)). Sums of the first kind are added up on the owners of
+//! their rows, equal numbers each; of the second kind, every GPU has all of some rows' sums.
 
 use super::{Passes, Results};
 use crate::backend::cuda::CudaBackend;
@@ -56,15 +59,17 @@ impl<T: Real> OnGpus<T> {
         let ops: Vec<&DeviceMttkrp<T>> =
             self.team.members().iter_mut().map(|member| &*member.backend.op()).collect();
         let partials = |part: usize| ops.iter().map(|op| op.partial(part)).collect::<Vec<Partial<'_>>>();
+        let adds = |part: usize| ops.iter().any(|op| op.own_rows(part).is_none());
         let modes: Vec<_> = self
             .modes
             .iter()
             .enumerate()
+            .filter(|(part, _)| adds(*part))
             .map(|(part, &mode)| (partials(part), dims[mode] as usize))
             .collect();
         self.group.reduce_scatter(&modes, self.rank)?;
         self.last = DevicesPass { parts, exchange_seconds: passed.elapsed().as_secs_f64() };
-        Ok(self.last.as_one(begun.elapsed().as_secs_f64()))
+        Ok(self.last.as_one(self.store.manifest().nnz, begun.elapsed().as_secs_f64()))
     }
 
     /// Has each owner bring its rows to `results`, one matrix for each mode; all links move at once.
@@ -74,9 +79,9 @@ impl<T: Real> OnGpus<T> {
         let count = members.len();
         let mut pieces: Vec<Vec<(Range<usize>, &mut [T])>> = Vec::new();
         pieces.resize_with(count, Vec::new);
-        for result in results {
+        for (part, result) in results.iter_mut().enumerate() {
             let mut rest = &mut **result;
-            for (own, pieces) in owned(rest.len() / rank, count).into_iter().zip(&mut pieces) {
+            for (own, pieces) in rows_of(members, part, rest.len() / rank).into_iter().zip(&mut pieces) {
                 let (piece, behind) = rest.split_at_mut(own.len() * rank);
                 rest = behind;
                 pieces.push((own, piece));
@@ -94,6 +99,16 @@ impl<T: Real> OnGpus<T> {
             })
         })
     }
+}
+
+/// The rows of part `part`, of `rows`, whose results each of `members` has.
+fn rows_of<T: Real>(
+    members: &mut [TeamMember<DeviceMttkrp<T>>],
+    part: usize,
+    rows: usize,
+) -> Vec<Range<usize>> {
+    let own: Option<Vec<_>> = members.iter_mut().map(|member| member.backend.op().own_rows(part)).collect();
+    own.unwrap_or_else(|| owned(rows, members.len()))
 }
 
 /// Reads numbers of `memory` from number `from` on.

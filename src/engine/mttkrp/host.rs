@@ -15,7 +15,7 @@ use crate::sys::{PageBuf, Sys};
 pub struct OnHost<T: Real> {
     sys: Sys,
     rank: usize,
-    /// `None` once a call has failed.
+    /// `None` after a call has failed.
     backend: Option<HostBackend<ByCover<'static, T>>>,
     executor: Executor<PageBuf>,
 }

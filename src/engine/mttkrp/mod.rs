@@ -5,7 +5,7 @@ mod gpu;
 #[cfg(feature = "cuda")]
 mod gpus;
 mod host;
-mod ranks;
+mod processes;
 
 use super::plan::Subject;
 use super::{Demand, Engine, ExecutionPlan};
@@ -47,7 +47,7 @@ fn matrices_bytes<T>(shape: &Shape, modes: &[usize], rank: usize) -> u64 {
 }
 
 impl<'a> Demand<'a> {
-    /// What `passes` times MTTKRP of `modes` asks for.
+    /// What `passes` MTTKRPs of `modes` need.
     #[must_use]
     pub fn mttkrp<T: Real>(
         store: &Store,
@@ -72,7 +72,7 @@ impl<'a> Demand<'a> {
         }
     }
 
-    /// The same where results are checked afterwards, beside `bytes` bytes, with factors and results still held.
+    /// The same if results are checked afterwards, with `bytes` more bytes, while factors and results are still held.
     #[must_use]
     pub fn checked<T: Real>(self, shape: &Shape, bytes: u64) -> Self {
         Self { afterwards: matrices_bytes::<T>(shape, self.modes, self.rank) + bytes, ..self }
@@ -94,18 +94,18 @@ pub struct MttkrpSession<T: Real> {
     passes: Vec<PassReport>,
 }
 
-/// Where results go.
+/// The destination of results.
 enum Results<'r, 'm, T> {
-    /// Into memory that is taken for them.
+    /// Newly allocated memory.
     Owned,
     OnHost(&'r mut [&'m mut [T]]),
     OnDevice(&'r [DeviceMatrix<T>]),
 }
 
-/// Where its passes run.
+/// What runs its passes.
 trait Passes<T: Real>: std::fmt::Debug + Send {
-    /// Runs `times` passes with these factors, and adds how each went to `passes`: the last one's results, or nothing where they
-    /// go into memory of the caller's.
+    /// Runs `times` passes with these factors and appends their reports to `passes`. Returns the results of the last, or nothing if they
+    /// are in the caller's memory.
     fn compute(
         &mut self,
         factors: &[FactorView<'_, T>],
@@ -115,25 +115,25 @@ trait Passes<T: Real>: std::fmt::Debug + Send {
         progress: &(dyn Fn(u64) + Sync),
     ) -> Result<Vec<ModeMatrix<T>>>;
 
-    /// What went on when in the last of them.
+    /// The timeline of the last pass.
     fn spans(&self) -> &[Span];
 
-    /// What is used of a GPU by now, and where that is less than was planned.
+    /// The use of a GPU now, and what is smaller than planned.
     fn used(&self) -> Option<(&DevicePlan, &[String])> {
         None
     }
 
-    /// The same of several GPUs.
+    /// The same for several GPUs.
     fn used_devices(&self) -> Option<(DevicesPlan, Vec<String>)> {
         None
     }
 
-    /// How the last pass went on each of several GPUs.
+    /// Reports of the last pass on each of several GPUs.
     fn devices_pass(&self) -> Option<&DevicesPass> {
         None
     }
 
-    /// Which kernels serve there.
+    /// The kernels in use there.
     fn kernels(&mut self) -> Option<KernelReport> {
         None
     }
@@ -155,18 +155,18 @@ impl Engine {
         self.plan::<T>(store, &Demand::mttkrp::<T>(store, &modes, rank, self.threads(), calls))
     }
 
-    /// The rank of factors, which suit `store`: one for each mode, all with the same number of columns.
+    /// The rank of factors that suit `store`: one for each mode, all with the same number of columns.
     ///
     /// # Errors
     ///
-    /// [`Error::Request`] that names the first that does not.
+    /// [`Error::Request`] names the first factor that does not suit it.
     pub fn check_factors<T: Copy>(&self, store: &Store, factors: &[FactorView<'_, T>]) -> Result<usize> {
         let rank = factors.first().map_or(0, |factor| factor.shape().1);
         check_factors(factors, &store.manifest().shape, rank)?;
         Ok(rank)
     }
 
-    /// Allocates what `plan`, made by [`Engine::plan_mttkrp`] for the same options, says.
+    /// Allocates what `plan` says, which [`Engine::plan_mttkrp`] made for the same options.
     pub fn prepare_mttkrp<T: Real>(
         &self,
         store: &Store,
@@ -201,7 +201,7 @@ impl Engine {
     }
 }
 
-/// The largest rank that anything here is for.
+/// The largest rank that an operation accepts.
 const RANK_MAX: usize = 1 << 20;
 
 pub(super) fn check_rank(rank: usize) -> Result<()> {
@@ -232,7 +232,8 @@ pub(super) fn check_factors<T: Copy>(
     for (mode, (factor, &dim)) in factors.iter().zip(shape.dims()).enumerate() {
         let (rows, columns) = factor.shape();
         if (rows, columns) != (dim as usize, rank) {
-            let is = format!("is {rows} x {columns}, not {dim} x {rank}");
+            let turned = if columns == dim as usize { "; factors are dims x rank: transpose it" } else { "" };
+            let is = format!("is {rows} x {columns}, not {dim} x {rank}{turned}");
             return Err(Error::request(format!("the factor of mode {} {is}", mode + 1)));
         }
     }
@@ -254,7 +255,7 @@ impl<T: Real> MttkrpSession<T> {
         let store = store.clone().with_direct_reads(plan.host.direct_reads).with_sys(engine.sys());
         let at = engine.install(|| -> Result<Box<dyn Passes<T>>> {
             if let Some(als) = engine.conduct(&store, rank, None, &plan)? {
-                return Ok(Box::new(ranks::OnRanks::new(als, &store, &modes, rank)));
+                return Ok(Box::new(processes::OnProcesses::new(als, &store, &modes, rank)));
             }
             #[cfg(feature = "cuda")]
             if let Some(devices) = &plan.devices {
@@ -273,7 +274,7 @@ impl<T: Real> MttkrpSession<T> {
         Ok(session)
     }
 
-    /// Takes down what is used by now.
+    /// Records what is used now.
     fn settle(&mut self) {
         if let Some(used) = self.at.used() {
             self.plan = self.planned.with_used(used);
@@ -291,7 +292,7 @@ impl<T: Real> MttkrpSession<T> {
         self.repeat(&factors, 1)
     }
 
-    /// Like [`MttkrpSession::mttkrp`], into memory of the caller: `dims[mode]` x rank numbers for each mode, row-major. In `f64` this
+    /// Like [`MttkrpSession::mttkrp`], into the caller's memory: `dims[mode]` x rank numbers for each mode, row-major. In `f64` this
     /// makes no copy. After an error the contents are unspecified.
     pub fn mttkrp_into<'f>(
         &mut self,
@@ -343,7 +344,7 @@ impl<T: Real> MttkrpSession<T> {
         &self.passes
     }
 
-    /// How the last pass went on each of several GPUs; `None` where one or none computes.
+    /// Reports of the last pass on each of several GPUs; `None` if one or none computes.
     #[must_use]
     pub fn devices_pass(&self) -> Option<&DevicesPass> {
         self.at.devices_pass()
@@ -384,7 +385,7 @@ impl<T: Real> MttkrpSession<T> {
     }
 }
 
-/// The longest chain of additions in the precision of the factors: what a check has to know.
+/// The longest chain of additions in the precision of the factors, from which a check derives its bound.
 pub(crate) fn chain(plan: &ExecutionPlan) -> u32 {
     if plan.is_on_gpu() { super::gpu::CHAIN } else { 1 }
 }

@@ -7,7 +7,8 @@
 //!
 //! **Determinism.** In the store's order, several thread blocks update one row in any order, so the last bits of
 //! results differ from run to run, within the oracle's bound. Sorted nonzeros (kernels/sorted.cuh) are added up in one
-//! order and give the same bits in every run, for any chunks and lanes.
+//! order and give the same bits in every run, for any chunks and lanes. So do several devices that have a range of rows each: the carry-outs
+//! of a device's thread blocks are added up in the groups in which one device adds them up, as if those before them were zeros.
 //!
 //! **Conflicts** (Nguyen et al., ICS 2022, section 5). Every group of tiles is ordered by target row and reduced in
 //! registers first. A mode of few rows, which all multiprocessors would update at once, also gets several copies of
@@ -22,6 +23,7 @@ use crate::backend::cuda::devices::Partial;
 use crate::backend::cuda::driver::{Device, ForeignMemory, Memory, Staging, Stream};
 use crate::backend::cuda::fault::Fault;
 use crate::backend::cuda::kernels::{MttkrpKernels, Specialisation, WideKernels};
+use crate::backend::cuda::mode_sorted::Stretch;
 use crate::backend::cuda::{DeviceOp, Launch, Nonzeros};
 use crate::backend::device::{KernelReport, KernelSource};
 use crate::backend::plan::Operation;
@@ -36,6 +38,7 @@ use crate::shape::{ORDER_MAX, Shape};
 use crate::store::{ChunkEntry, Store};
 use crate::sys::Sys;
 use bytemuck::{Pod, Zeroable};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Rows over which updates of a short mode are spread. With this many, the device's atomic units keep up.
@@ -102,6 +105,7 @@ fn operation_of<T: Real>(shape: &Shape, modes: &[usize], columns: &Columns) -> O
         sorted_bytes,
         alternating: false,
         reads_trees: false,
+        share: None,
     }
 }
 
@@ -172,6 +176,8 @@ struct ModeSums {
     result: Option<Memory>,
     /// Exists once nonzeros are sorted.
     carries: Option<[CarryOut; 2]>,
+    /// The part that this device computes, if others compute other rows.
+    stretch: Option<Stretch>,
     /// Whether the last pass has written the result itself rather than sums.
     written: bool,
 }
@@ -196,6 +202,14 @@ pub struct Update {
     pub factor: u64,
 }
 
+impl Update {
+    /// Bytes of a sum; factors are in `T`.
+    #[must_use]
+    pub fn bytes<T>(&self) -> usize {
+        if self.rounded { size_of::<T>() } else { size_of::<f64>() }
+    }
+}
+
 /// Rows at the limits of stretches of sorted nonzeros, which can continue in the next stretch, and their
 /// sums.
 #[derive(Debug)]
@@ -205,11 +219,23 @@ struct CarryOut {
 }
 
 impl CarryOut {
-    fn new(device: &Arc<Device>, count: u64, rank: usize) -> Result<Self> {
-        let count = usize::try_from(count).unwrap_or(usize::MAX);
-        let sums = count.saturating_mul(rank * size_of::<f64>());
-        Ok(Self { rows: device.memory(count * size_of::<u32>())?, sums: device.memory(sums)? })
+    /// Of `count` limits, behind as many zeros of a row before the first one of `stretch` as there can be in its group.
+    fn new(device: &Arc<Device>, count: u64, rank: usize, stretch: Option<&Stretch>) -> Result<Self> {
+        let zeros = before(stretch);
+        let count = usize::try_from(count).unwrap_or(usize::MAX).saturating_add(zeros);
+        let (rows, sums) = (count * size_of::<u32>(), count.saturating_mul(rank * size_of::<f64>()));
+        let mut made = Self { rows: device.memory(rows)?, sums: device.memory(sums)? };
+        if let Some(stretch) = stretch {
+            made.rows.write_at(0, &vec![stretch.rows.start.saturating_sub(1); zeros])?;
+            made.sums.write_at(0, &vec![0.0; zeros * rank])?;
+        }
+        Ok(made)
     }
+}
+
+/// Carry-outs that stand for those of other devices, before a device's own: a group of them.
+fn before(stretch: Option<&Stretch>) -> usize {
+    stretch.map_or(0, |_| abi::FIX_UP as usize)
 }
 
 /// The carry-outs that remain after `carries` are added up: two per warp.
@@ -221,7 +247,7 @@ fn left_of(carries: u64) -> u64 {
 fn sorted_bytes(nnz: u64, rank: usize) -> u64 {
     let blocks = nnz.div_ceil(u64::from(SORTED_TILES * abi::TILE));
     let carries = 2 * blocks;
-    (carries + left_of(carries)) * (4 + 8 * rank as u64)
+    (carries + left_of(carries) + 2 + 2 * u64::from(abi::FIX_UP)) * (4 + 8 * rank as u64)
 }
 
 /// The index encoding of `store` as kernels see it.
@@ -300,6 +326,7 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
                 sums: made.sums.len() - 1,
                 result,
                 carries: None,
+                stretch: None,
                 written: false,
             })
         };
@@ -321,7 +348,17 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
             let rows = dim as usize;
             let copies = u32::try_from(copies(rows)).unwrap_or(1);
             let columns = rank;
-            ModeSums { mode, rows, columns, copies, sums: 0, result: None, carries: None, written: false }
+            ModeSums {
+                mode,
+                rows,
+                columns,
+                copies,
+                sums: 0,
+                result: None,
+                carries: None,
+                stretch: None,
+                written: false,
+            }
         };
         made.targets = store.manifest().shape.dims().iter().enumerate().map(target).collect();
         let bytes = made.targets.iter().map(ModeSums::sum_bytes).max();
@@ -342,7 +379,7 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
         Ok(())
     }
 
-    /// The same on one of several devices. The result of a pass is [`DeviceMttkrp::partial`].
+    /// The same on one of several devices. The result of a pass is [`DeviceMttkrp::partial`], or of some rows all.
     #[must_use]
     pub fn of_several(self) -> Self {
         Self { is_partial: true, ..self }
@@ -353,6 +390,18 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
     pub fn partial(&self, part: usize) -> Partial<'_> {
         let target = &self.targets[part];
         Partial { sums: &self.sums[target.sums], copies: target.copies, rounded: target.result.as_ref() }
+    }
+
+    /// The rows of part `part` whose results are complete on this device, if modes are divided by rows.
+    #[must_use]
+    pub fn own_rows(&self, part: usize) -> Option<Range<usize>> {
+        let rows = &self.targets[part].stretch.as_ref()?.rows;
+        Some(rows.start as usize..rows.end as usize)
+    }
+
+    /// Whether other devices complete the part's sums.
+    fn is_partial(&self, part: usize) -> bool {
+        self.is_partial && self.targets[part].stretch.is_none()
     }
 
     /// The results of part `part`, its mode and rows.
@@ -580,21 +629,31 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
         };
         arguments.add = u32::from(work.nonzeros == Nonzeros::SortedPart);
         arguments.targets[0].sums = result.address();
-        (arguments.carry_rows, arguments.carry_sums) = (from.rows.address(), from.sums.address());
+        let zeros = before(target.stretch.as_ref()) as u64;
+        let row_bytes = u64::from(arguments.rank) * size_of::<f64>() as u64;
+        let rows = |carries: &CarryOut, at: u64| carries.rows.address() + at * size_of::<u32>() as u64;
+        let sums = |carries: &CarryOut, at: u64| carries.sums.address() + at * row_bytes;
+        (arguments.carry_rows, arguments.carry_sums) = (rows(from, zeros), sums(from, zeros));
         stream.launch(kernel, work.blocks, TILE_THREADS * SORTED_TILES, &arguments)?;
         let mut left = 2 * u64::from(work.blocks);
+        // Those of all devices before this one's.
+        let mut ahead =
+            target.stretch.as_ref().map_or(0, |stretch| 2 * u64::from(stretch.tiles.start / SORTED_TILES));
         loop {
+            let of_group = ahead % u64::from(abi::FIX_UP);
+            left += of_group;
             let arguments = FixUpArgs {
-                rows: from.rows.address(),
-                sums: from.sums.address(),
-                carry_rows: to.rows.address(),
-                carry_sums: to.sums.address(),
+                rows: rows(from, zeros - of_group),
+                sums: sums(from, zeros - of_group),
+                carry_rows: rows(to, zeros),
+                carry_sums: sums(to, zeros),
                 result: result.address(),
                 count: u32::try_from(left).unwrap_or(u32::MAX),
                 rank: arguments.rank,
                 add: arguments.add,
                 unused: 0,
             };
+            ahead = 2 * (ahead / u64::from(abi::FIX_UP));
             let groups = left.div_ceil(abi::FIX_UP.into());
             stream.launch(fix_up, warps(groups), ROW_THREADS, &arguments)?;
             if groups == 1 {
@@ -639,10 +698,11 @@ impl<T: Real + Pod> DeviceOp for DeviceMttkrp<T> {
         sorted_bytes(nnz, self.targets.iter().map(|target| target.columns).max().unwrap_or(1))
     }
 
-    fn sort(&mut self, part: usize, blocks: u32) -> Result<()> {
+    fn sort(&mut self, part: usize, blocks: u32, stretch: Option<&Stretch>) -> Result<()> {
         let carries = 2 * u64::from(blocks);
-        let of = |count| CarryOut::new(&self.device, count, self.targets[part].columns);
-        self.targets[part].carries = Some([of(carries)?, of(left_of(carries))?]);
+        let of = |count| CarryOut::new(&self.device, count, self.targets[part].columns, stretch);
+        let all = [of(carries)?, of(left_of(carries + before(stretch) as u64))?];
+        (self.targets[part].carries, self.targets[part].stretch) = (Some(all), stretch.cloned());
         Ok(())
     }
 
@@ -655,16 +715,23 @@ impl<T: Real + Pod> DeviceOp for DeviceMttkrp<T> {
             self.fault.clear()?;
         }
         // Sums that others complete are added to, like the sums of only some of the nonzeros.
-        let empty = empty.filter(|_| !self.is_partial);
+        let empty = empty.filter(|_| !self.is_partial(part));
         self.targets[part].written = empty.is_some();
         let target = &self.targets[part];
         let Some(empty) = empty else {
             let bytes = target.sum_bytes();
             return stream.fill_first(&mut self.sums[target.sums], bytes, 0);
         };
-        let (rows, rank) = (u32::try_from(target.rows).unwrap_or(u32::MAX), narrow(target.columns)?);
-        let result = self.result(target).address();
-        let arguments = ClearArgs { empty: empty.address(), result, rows, rank };
+        let all = 0..u32::try_from(target.rows).unwrap_or(u32::MAX);
+        let own = target.stretch.as_ref().map_or(all, |stretch| stretch.rows.clone());
+        // From a whole word of bits on; rows before the device's own mean nothing.
+        let (first, rank) = (own.start / 32 * 32, narrow(target.columns)?);
+        let (rows, bytes) = (own.end - first, if self.wide().is_some() { 8 } else { size_of::<T>() as u64 });
+        let result = self.result(target).address() + u64::from(first) * u64::from(rank) * bytes;
+        let arguments = ClearArgs { empty: empty.address() + u64::from(first / 8), result, rows, rank };
+        if rows == 0 {
+            return Ok(());
+        }
         let clear = self.wide().map_or(&self.kernels.clear, |wide| &wide.clear);
         stream.launch(clear, warps(u64::from(rows).div_ceil(32)), ROW_THREADS, &arguments)
     }
@@ -672,7 +739,7 @@ impl<T: Real + Pod> DeviceOp for DeviceMttkrp<T> {
     fn launch(&mut self, parts: &[usize], stream: &Stream, work: &Launch) -> Result<usize> {
         let nonzeros = match work.nonzeros {
             // Other devices have the remaining nonzeros.
-            Nonzeros::Sorted if self.is_partial => Nonzeros::SortedPart,
+            Nonzeros::Sorted if self.is_partial(parts[0]) => Nonzeros::SortedPart,
             nonzeros => nonzeros,
         };
         let work = &Launch { nonzeros, ..*work };

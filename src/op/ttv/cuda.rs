@@ -55,6 +55,7 @@ pub fn operation<T: Real>(manifest: &Manifest, mode: usize) -> Operation {
         sorted_bytes: |_, _| 0,
         alternating: false,
         reads_trees: true,
+        share: None,
     }
 }
 

@@ -249,40 +249,37 @@ pub struct ArrowPiece {
 }
 
 impl ArrowPiece {
-    /// Takes it apart, up to the first thing that is wrong.
-    pub fn parse(&self, rules: &Rules) -> Piece {
+    /// Takes it apart into `piece`, which is empty, up to the first thing that is wrong.
+    pub fn parse(&self, rules: &Rules, piece: &mut Piece) {
         let rows = self.batch.num_rows();
-        let mut piece = Piece::new(rules, rows, 24 * rows);
         let cells: Option<Vec<Cells<'_>>> =
             self.batch.columns().iter().map(|column| Cells::of(column.as_ref())).collect();
-        let whole = cells.as_ref().and_then(|cells| self.parse_whole(rules, cells));
-        if let Some(piece) = whole {
-            return piece;
-        }
         let (Some(cells), mut buffer) = (cells, Vec::new()) else {
             let what = "a batch's columns are not those of the schema; write the file again".to_owned();
             piece.fault = Some(PieceFault { row: 0, line: 0, column: None, what });
-            return piece;
+            return;
         };
+        if self.parse_whole(rules, &cells, piece).is_some() {
+            return;
+        }
+        piece.clear();
         for at in 0..rows {
             let row = ArrowRow { cells: &cells, wanted: &self.wanted, at };
             let pushed = row.check_text().and_then(|()| piece.push(rules, &row, &mut buffer));
             if let Err((column, what)) = pushed {
                 piece.fault = Some(PieceFault { row: piece.rows, line: 0, column, what });
-                return piece;
+                return;
             }
             piece.rows += 1;
         }
-        piece
     }
 
     /// The same column by column, which is faster; `None` if something is missing or wrong.
-    fn parse_whole(&self, rules: &Rules, cells: &[Cells<'_>]) -> Option<Piece> {
+    fn parse_whole(&self, rules: &Rules, cells: &[Cells<'_>], piece: &mut Piece) -> Option<()> {
         let (rows, mut buffer) = (self.batch.num_rows(), Vec::new());
         if !cells.iter().all(|cells| cells.are_whole(rows)) {
             return None;
         }
-        let mut piece = Piece::new(rules, rows, 24 * rows);
         let field = |column: usize| {
             let cells = &cells[self.wanted.partition_point(|&wanted| wanted < column)];
             move |at| ArrowField { cells, at }
@@ -296,7 +293,7 @@ impl ArrowPiece {
             (0..rows).try_for_each(|at| piece.push_value(&field(at), column, &mut buffer)).ok()?;
         }
         (piece.rows, piece.kept) = (rows as u64, rows);
-        Some(piece)
+        Some(())
     }
 }
 

@@ -1,5 +1,5 @@
-//! Several GPUs: what they compute together is what the CPU computes, within the bounds of one; a device that fails ends the run with its
-//! error, and nothing is left.
+//! Several GPUs: their results equal the CPU's within the bounds of one GPU. A failing device ends the run with its
+//! error, and leaves nothing.
 
 use super::*;
 
@@ -8,7 +8,7 @@ fn devices<'e>(count: &'e str, more: &[(&'e str, &'e str)]) -> Vec<(&'e str, &'e
     [&[("BLCO_MOCK_DEVICES", count)], more].concat()
 }
 
-/// A library path on which there is a mock NCCL too.
+/// A library path that also has a mock NCCL.
 fn with_nccl(gpu: &Gpu) -> String {
     let Gpu::Mock(directory) = gpu else { unreachable!("tests of several devices are on the mock") };
     format!("{}:{}", directory.display(), directory.join("nccl").display())
@@ -50,7 +50,104 @@ fn mttkrp_is_that_of_the_cpu() {
     }
 }
 
-/// The plan names every device's part, which together are the store, and how sums are added up; the report has what each did.
+/// Divided by rows, results have the bits of one device: every order, both precisions, 1 to 4 devices, modes with fewer rows than devices,
+/// and one row with most nonzeros; equal or unequal memory rates; by copies and by NCCL. Without --deterministic too, as all modes are sorted.
+#[test]
+fn rows_of_several_devices_have_the_bits_of_one() {
+    let Some(gpu) = mock() else { return };
+    let nccl = with_nccl(&gpu);
+    // Most nonzeros of the last are in one row of each mode, so that carry-outs are added up over several levels.
+    let mut all = tensors();
+    let mut hot = Tensor::random(&[40, 30, 70_000], 150_000, 4, values::fraction);
+    hot.indices
+        .chunks_exact_mut(3)
+        .filter(|at| at[2] % 8 > 0)
+        .for_each(|at| at[..2].copy_from_slice(&[7, 2]));
+    all.push(hot);
+    for (number, tensor) in all.iter().enumerate() {
+        let kind = [Kind::Tiled, Kind::TiledZstd][number % 2];
+        let place = Place::new(gpu.clone(), tensor, kind, SMALL_CHUNKS);
+        for precision in ["f64", "f32"] {
+            let rank = ["5", "16", "33", "3"][number];
+            let args =
+                ["--rank", rank, "--precision", precision, "--modes", "all", "--output", "out", "--force"];
+            let results = |more: &[&str], env: &[(&str, &str)]| {
+                let args = [&args[..], &["--check", "t.tns"], more].concat();
+                let output = place.blco_run(&args, env);
+                let said = String::from_utf8_lossy(&output.stderr).into_owned();
+                assert!(output.status.success(), "{args:?} {env:?}: {said}");
+                place.account();
+                let file =
+                    |mode: usize| std::fs::read(place.path("out").join(format!("mode-{mode}.npy"))).unwrap();
+                let files: Vec<_> = (1..=tensor.dims.len()).map(file).collect();
+                std::fs::remove_dir_all(place.path("out")).unwrap();
+                files
+            };
+            let one = results(&["--deterministic"], &[]);
+            for (count, how) in [("2", "--deterministic"), ("3", "--divide=rows"), ("4", "--deterministic")] {
+                let path = [("LD_LIBRARY_PATH", &nccl[..])];
+                let env = devices(count, if count == "3" { &path } else { &[] });
+                let several = results(&["--devices", "all", how, "--repeat", "2"], &env);
+                assert!(one == several, "tensor {number}, {precision}, {count} devices: other bits");
+            }
+        }
+    }
+}
+
+/// How the work is divided follows from predicted seconds, and the plan says why: modes of many rows by rows, those of few by chunks; one
+/// device if adding up takes longer than computing and sorting does not pay; chunks if there is no room for all of them on each device.
+#[test]
+fn work_is_divided_as_is_predicted_to_be_fastest() {
+    let Some(gpu) = mock() else { return };
+    let tensor = Tensor::random(&[30_000, 20_000, 20], 60_000, 9, values::fraction);
+    let place = Place::new(gpu, &tensor, Kind::Tiled, SMALL_CHUNKS);
+    let by = |report: &serde_json::Value| -> Vec<String> {
+        let modes = report["devices"]["modes"].as_array().unwrap();
+        assert!(
+            modes.iter().all(|mode| mode["why"].as_str().unwrap().contains("ms a pass by rows")),
+            "{report}"
+        );
+        modes.iter().map(|mode| mode["by"].as_str().unwrap().to_owned()).collect()
+    };
+    let parts = |report: &serde_json::Value| report["devices"]["parts"].as_array().unwrap().len();
+    let notes = |report: &serde_json::Value| report["notes"].to_string();
+    let env = devices("2", &[]);
+    let many = ["--devices", "all", "--repeat", "300", "--plan"];
+    let plan = |place: &Place, args: &[&str], env: &[(&str, &str)]| {
+        let output = place.blco_run(&[args, &["--modes", "all", "--json"]].concat(), env);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        serde_json::from_slice::<serde_json::Value>(&output.stdout).unwrap()
+    };
+    let report = plan(&place, &many, &env);
+    assert_eq!(
+        (parts(&report), &by(&report)[..2], &notes(&report)[..]),
+        (2, &["rows".into(), "rows".into()][..], "[]")
+    );
+    let through_host = devices("2", &[("BLCO_MOCK_PEERS", "0")]);
+    let report = plan(&place, &["--devices", "all", "--repeat", "2", "--plan"], &through_host);
+    assert!(parts(&report) == 1 && notes(&report).contains("one of 2 GPUs computes"), "{report}");
+    // Two megabytes are for factors and sums; copies take more than what is left, chunks less.
+    let tensor = Tensor::random(&[3000, 2000, 20], 60_000, 9, values::fraction);
+    let place = Place::new(place.gpu.clone(), &tensor, Kind::Tiled, SMALL_CHUNKS);
+    let report = plan(&place, &[&many[..], &["--device-memory", "2500000"]].concat(), &through_host);
+    assert!(
+        by(&report).iter().all(|by| by == "chunks") && notes(&report).contains("rows are not divided"),
+        "{report}"
+    );
+    // Some modes by rows and some by chunks, in one run.
+    let tensor = Tensor::random(&[30_000, 6, 20], 60_000, 9, values::fraction);
+    let place = Place::new(place.gpu.clone(), &tensor, Kind::Tiled, SMALL_CHUNKS);
+    for precision in ["f64", "f32"] {
+        let report = place.succeeds(
+            &["--devices", "all", "--repeat", "40", "--precision", precision],
+            &devices("3", &[("BLCO_MOCK_PEERS", "0")]),
+        );
+        assert_eq!(by(&report), ["rows", "chunks", "chunks"], "{report}");
+        if precision == "f64" { place.agrees::<f64>(16, "mixed") } else { place.agrees::<f32>(16, "mixed") }
+    }
+}
+
+/// The plan names every device's part, which together are the store, and how sums are added up. The report has each device's work.
 #[test]
 fn every_device_has_its_part_in_plan_and_report() {
     let Some(gpu) = mock() else { return };
@@ -110,7 +207,7 @@ fn devices_of_unequal_memory() {
     let report = place.succeeds(&args, &devices("2", &[]));
     place.agrees::<f64>(16, "equal memory");
     let held = report["devices"]["parts"][1]["device"]["operation_bytes"].as_u64().unwrap();
-    // Four lanes and two chunks, of which the device lets be taken all but a sixteenth.
+    // Four lanes and two chunks, of which the device allows all but a sixteenth.
     let memory = format!("1073741824,{}", (held + 6 * SMALL_CHUNKS) * 17 / 16);
     let report = place.succeeds(&args, &devices("2", &[("BLCO_MOCK_MEMORY", &memory)]));
     place.agrees::<f64>(16, "unequal memory");
@@ -124,7 +221,7 @@ fn devices_of_unequal_memory() {
     place.account();
 }
 
-/// Whichever call of one device fails, the run ends with that device's error, promptly; nothing is left alive, and no result is there.
+/// Whichever call of a device fails, the run ends promptly with that device's error. No object stays alive, and there is no result.
 #[test]
 fn a_device_that_fails_ends_the_run() {
     let Some(gpu) = mock() else { return };
@@ -151,7 +248,7 @@ fn a_device_that_fails_ends_the_run() {
     }
 }
 
-/// NCCL that does not start is a note, and copies serve; one that fails later ends the run.
+/// If NCCL does not start, a note says so and copies are used. If it fails later, the run ends.
 #[test]
 fn nccl_that_fails() {
     let Some(gpu) = mock() else { return };
@@ -171,14 +268,15 @@ fn nccl_that_fails() {
     }
 }
 
-/// What is asked for and cannot be is refused in a line.
+/// Impossible requests are refused in one line.
 #[test]
 fn what_several_devices_do_not_do() {
     let Some(gpu) = mock() else { return };
     let place = Place::new(gpu, &many_chunks(), Kind::Tiled, SMALL_CHUNKS);
     let env = devices("2", &[]);
     for (args, fragment) in [
-        (&["--devices", "all", "--deterministic"][..], "--deterministic"),
+        (&["--devices", "all", "--deterministic", "--divide", "chunks"][..], "--deterministic"),
+        (&["--divide", "rows"], "--devices"),
         (&["--devices", "0,0"], "named twice"),
         (&["--devices", "0,2"], "device 2 of 2"),
         (&["--devices", "one"], "give all, or numbers from 0"),
@@ -190,7 +288,7 @@ fn what_several_devices_do_not_do() {
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(output.status.code() == Some(2) && said.contains(fragment), "{args:?}: {said}");
     }
-    // One of several is one.
+    // One of several GPUs works as one.
     let report = place.succeeds(&["--devices", "1", "--deterministic"], &env);
     place.agrees::<f64>(16, "one of two");
     assert_eq!(report["device"]["device"]["number"], 1);
@@ -199,6 +297,51 @@ fn what_several_devices_do_not_do() {
     let report = place.succeeds(&["--devices", "all"], &env);
     place.agrees::<f64>(16, "one chunk");
     assert!(report["notes"][0].as_str().unwrap().contains("keep 1 of 2 GPUs at work"), "{report}");
+}
+
+/// With --deterministic, models of several devices have the bits of one: both precisions, with and without negative numbers, several
+/// starts, ranks of either kind of update.
+#[test]
+fn deterministic_models_have_the_bits_of_one_device() {
+    let Some(gpu) = mock() else { return };
+    let (Gpu::Mock(directory), nccl) = (&gpu, with_nccl(&gpu)) else { unreachable!("asked for the mock") };
+    let dir = tempfile::tempdir().unwrap();
+    let generated =
+        ["--dims", "90,40,301,3", "--planted-rank", "3", "--support", "25,15,60,2", "--chunk-bytes", "65536"];
+    crate::programs::program("blco-gen", dir.path(), &[&generated[..], &["s.blco"]].concat());
+    for (how, rank, precision) in [
+        (&["--starts", "2"][..], "5", "f64"),
+        (&["--starts", "2"], "5", "f32"),
+        (&["--nonneg"], "5", "f32"),
+        (&[], "65", "f64"),
+    ] {
+        let model = |devices: &str, env: &[(&str, &str)]| {
+            let mut command = assert_cmd::Command::new(env!("CARGO_BIN_EXE_blco-cpd"));
+            command
+                .current_dir(dir.path())
+                .args(["s.blco", "--rank", rank, "--precision", precision])
+                .args(how);
+            command.args([
+                "--backend",
+                "cuda",
+                "--deterministic",
+                "--kernels",
+                "embedded",
+                "--devices",
+                devices,
+            ]);
+            command.args(["--tol", "0", "--max-iters", "3", "--output", "out", "--force", "--quiet"]);
+            command.env("LD_LIBRARY_PATH", directory).env("BLCO_MOCK_SLOW", "2").envs(env.iter().copied());
+            command.timeout(PATIENCE).assert().success();
+            let file = |mode: usize| std::fs::read(dir.path().join(format!("out/mode-{mode}.npy"))).unwrap();
+            (1..=4).map(file).collect::<Vec<_>>()
+        };
+        let one = model("0", &[]);
+        let path = [("LD_LIBRARY_PATH", &nccl[..])];
+        for (count, more) in [("2", &path[..]), ("3", &[])] {
+            assert!(one == model("all", &devices(count, more)), "{how:?} {precision}: other bits on {count}");
+        }
+    }
 }
 
 /// A decomposition's fits are those of the CPU: orders 3 to 5, both precisions, 1 to 4 devices, with and without negative numbers,
@@ -255,6 +398,8 @@ fn decompositions_are_those_of_the_cpu() {
                     "embedded",
                     "--device-memory",
                     memory,
+                    "--divide",
+                    if number > 0 && ["2", "3"].contains(&count) { "rows" } else { "auto" },
                 ];
                 let report = cpd(&[&args[..], &on].concat(), &env);
                 let several = report["devices"]["parts"].as_array().map_or(1, Vec::len);

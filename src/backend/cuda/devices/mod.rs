@@ -7,6 +7,9 @@
 //! a factor goes the other way: from the owner of its rows to all.
 //!
 //! All sums that are exchanged are in f64, whatever the precision of the factors: rounding them is left to the owner.
+//!
+//! **By rows.** If all devices hold all chunks, a mode can be divided by ranges of rows instead ([`Share`](crate::backend::plan::Share)):
+//! each device then has all of its rows' sums, and nothing is added up.
 
 mod team;
 
@@ -174,20 +177,21 @@ impl Group {
         Ok(())
     }
 
-    /// Brings the rows of a matrix of `rows` rows, `row_bytes` bytes each, from the device that owns them to all. No device is at work.
-    pub fn gather(&mut self, matrices: &[&Memory], rows: usize, row_bytes: usize) -> Result<()> {
+    /// Brings the rows of a matrix, `row_bytes` bytes each, from the device that owns them to all: device i owns `rows[i]`, which follow
+    /// each other. No device is at work.
+    pub fn gather(&mut self, matrices: &[&Memory], rows: &[Range<usize>], row_bytes: usize) -> Result<()> {
         let owned: Vec<Range<usize>> =
-            self.owned(rows).into_iter().map(|own| own.start * row_bytes..own.end * row_bytes).collect();
-        let started = self.start_gathering(matrices, &owned, rows * row_bytes);
+            rows.iter().map(|own| own.start * row_bytes..own.end * row_bytes).collect();
+        let started = self.start_gathering(matrices, &owned);
         self.finish(started)
     }
 
-    fn start_gathering(&mut self, matrices: &[&Memory], owned: &[Range<usize>], bytes: usize) -> Result<()> {
+    fn start_gathering(&mut self, matrices: &[&Memory], owned: &[Range<usize>]) -> Result<()> {
         let Self { nccl, members, .. } = self;
         if let Some(nccl) = nccl {
             let taking: Vec<_> =
                 members.iter().zip(matrices).map(|(m, matrix)| (*matrix, &m.stream)).collect();
-            return nccl.all_gather(&taking, owned, bytes);
+            return nccl.all_gather(&taking, owned);
         }
         for (to, member) in members.iter().enumerate() {
             for from in others(to, members.len()) {

@@ -28,6 +28,8 @@ pub struct TeamMember<O> {
 pub struct Team<O> {
     members: Vec<TeamMember<O>>,
     sys: Sys,
+    /// How many members load each chunk.
+    copies: u64,
     /// Has the others stop where one has failed.
     stop: Arc<AtomicBool>,
 }
@@ -51,7 +53,8 @@ impl<O: DeviceOp + Send> Team<O> {
         };
         let numbers: Vec<usize> = devices.iter().map(|device| device.facts.number).collect();
         let members = at_once(&sys, &stop, &numbers, devices.iter().zip(&plan.parts).collect(), member)?;
-        Ok(Self { members, sys, stop })
+        let copies = if plan.shares() { plan.parts.len() as u64 } else { 1 };
+        Ok(Self { members, sys, copies, stop })
     }
 
     /// The members, in the plan's order.
@@ -71,11 +74,12 @@ impl<O: DeviceOp + Send> Team<O> {
 
     /// Has each device do a pass over its chunks. `progress` gets the nonzeros that all have done.
     pub fn pass(&mut self, progress: &(dyn Fn(u64) + Sync)) -> Result<Vec<PassReport>> {
+        let copies = self.copies;
         let done: Vec<AtomicU64> = self.members.iter().map(|_| AtomicU64::new(0)).collect();
         self.each(|number, TeamMember { executor, backend, .. }| {
             let tell = |nnz| {
                 done[number].store(nnz, Ordering::Relaxed);
-                progress(done.iter().map(|done| done.load(Ordering::Relaxed)).sum());
+                progress(done.iter().map(|done| done.load(Ordering::Relaxed)).sum::<u64>() / copies);
             };
             executor.pass(backend, &tell)
         })

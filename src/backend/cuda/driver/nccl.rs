@@ -210,15 +210,14 @@ impl Nccl {
         })
     }
 
-    /// Distributes the bytes that each member owns to all members.
-    pub fn all_gather(
-        &mut self,
-        members: &[(&Memory, &Stream)],
-        owned: &[Range<usize>],
-        bytes: usize,
-    ) -> Result<()> {
+    /// Distributes the bytes that each member owns to all members. Ranges follow each other.
+    pub fn all_gather(&mut self, members: &[(&Memory, &Stream)], owned: &[Range<usize>]) -> Result<()> {
         let (each, last) = shares(owned);
+        let bytes = owned.last().map_or(0, |own| own.end);
         check(members, bytes);
+        if owned.iter().rev().skip(1).any(|own| own.len() != each) || bytes < each * owned.len() {
+            return self.broadcasts(members, owned);
+        }
         self.group("gather rows from devices", members, |f, number, base, communicator, stream| {
             let mut status = 0;
             if each > 0 {
@@ -233,6 +232,23 @@ impl Nccl {
                 // SAFETY: as above.
                 status =
                     unsafe { (f.broadcast)(rest, rest, bytes - behind, UINT8, last, communicator, stream) };
+            }
+            status
+        })
+    }
+
+    /// The same for ranges of any lengths: a broadcast from each owner.
+    fn broadcasts(&mut self, members: &[(&Memory, &Stream)], owned: &[Range<usize>]) -> Result<()> {
+        self.group("gather rows from devices", members, |f, _, base, communicator, stream| {
+            let mut status = 0;
+            for (root, own) in (0..).zip(owned).filter(|(_, own)| !own.is_empty()) {
+                let own_at = (base + own.start as u64) as *mut c_void;
+                if status == 0 {
+                    // SAFETY: all bytes are inside the allocation, which outlives the stream's work.
+                    status = unsafe {
+                        (f.broadcast)(own_at, own_at, own.len(), UINT8, root, communicator, stream)
+                    };
+                }
             }
             status
         })

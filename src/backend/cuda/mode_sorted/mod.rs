@@ -14,8 +14,10 @@ use super::expand::blocks_of;
 use super::fault::Fault;
 use super::kernels::embedded_ptx;
 use super::log::out_of_range;
+use crate::backend::plan::Share;
 use crate::error::{Error, Result};
 use crate::store::Store;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -88,12 +90,23 @@ pub struct SortedImage {
     pub bytes: u64,
 }
 
+/// The part of a copy that one of several devices keeps.
+#[derive(Clone, Debug)]
+pub struct Stretch {
+    /// The rows whose nonzeros are all there.
+    pub rows: Range<u32>,
+    /// The tiles of the whole copy: those with nonzeros of these rows, and one behind if the last one ends with them.
+    pub tiles: Range<u32>,
+}
+
 /// Nonzeros sorted by a mode's rows, on the device.
 #[derive(Debug)]
 pub struct SortedCopy {
     memory: Memory,
     /// One bit per row of the mode, set if the row has no nonzero: bit r % 32 of 32-bit word r / 32.
     pub empty: Memory,
+    /// Which part of the copy this is; `None` for all of it.
+    pub stretch: Option<Stretch>,
     /// The images, in order; all but the last have whole tiles.
     pub images: Vec<SortedImage>,
     /// Device memory of the images, in bytes.
@@ -144,7 +157,8 @@ impl BuildSeconds {
 }
 
 /// Builds the copy of `plan` from the `chunks` for which it was made (address and length of a list of [`Chunk`]s on the device, with a
-/// thread block for each tile). These must be on the device and stay while this runs. Returns when all is done.
+/// thread block for each tile). These must be on the device and stay while this runs. Of several devices, each keeps its `share` of the
+/// copy. Returns when all is done.
 ///
 /// [`Error::Corrupt`] if a chunk holds a number out of range, if a value is not an integer although the plan says so, or if values take
 /// more bytes than the manifest's range of values implies. [`Error::Device`], which says so, if there is too little memory. After either
@@ -156,10 +170,22 @@ pub fn build(
     store: &Store,
     plan: &CopyPlan,
     chunks: (u64, u32),
+    share: Option<&Share>,
 ) -> Result<SortedCopy> {
+    let own;
     let mut job = BuildJob::new(device, kernels, stream, store, plan, chunks)?;
     let (rows, positions) = job.sort()?;
     (job.arguments.rows, job.arguments.positions) = (rows.address(), positions.address());
+    let stretch = share.map(|share| SortedRows { rows: &rows, plan }.stretch(share)).transpose()?;
+    if let Some(stretch) = &stretch {
+        own = plan.of_tiles(store.manifest(), &stretch.tiles);
+        let skipped = u64::from(stretch.tiles.start) * 4 * u64::from(TILE);
+        job.arguments.rows += skipped;
+        job.arguments.positions += skipped;
+        (job.arguments.nnz, job.arguments.image_tiles) = (own.nnz, own.image_tiles);
+        job.plan = &own;
+    }
+    let plan = job.plan;
     let records = device.memory(bytes(plan.record_bytes()))?;
     let offsets = device.memory(bytes(4 * u64::from(plan.tiles)))?;
     (job.arguments.records, job.arguments.offsets) = (records.address(), offsets.address());
@@ -168,6 +194,7 @@ pub fn build(
     job.arguments.empty = empty.address();
     let units = job.measure()?;
     let (mut copy, list) = job.allocate(&units, empty)?;
+    copy.stretch = stretch;
     job.arguments.images = list.address();
     job.pack()?;
     copy.seconds = job.clock.read(plan.digits as usize)?;
@@ -319,7 +346,8 @@ impl<'a> BuildJob<'a> {
         }
         let addresses: Vec<u64> = images.iter().map(|image| image.address).collect();
         list.write(&addresses)?;
-        Ok((SortedCopy { memory, empty, images, bytes: all, seconds: BuildSeconds::default() }, list))
+        let seconds = BuildSeconds::default();
+        Ok((SortedCopy { memory, empty, stretch: None, images, bytes: all, seconds }, list))
     }
 
     /// Fills the images.
@@ -337,6 +365,60 @@ impl<'a> BuildJob<'a> {
     fn check(&self) -> Result<()> {
         self.fault.chunk()?.map_or(Ok(()), |number| Err(out_of_range(self.store, number)))
     }
+}
+
+/// The rows of a copy's nonzeros, in order, on the device.
+struct SortedRows<'a> {
+    rows: &'a Memory,
+    plan: &'a CopyPlan,
+}
+
+impl SortedRows<'_> {
+    /// What a device keeps for its share.
+    fn stretch(&self, share: &Share) -> Result<Stretch> {
+        let rows = self.cut(share, share.from)?..self.cut(share, share.to)?;
+        let last = self.plan.tiles - 1;
+        // Without rows, one tile, so that nothing behind this has to know.
+        let first = (self.first_of(rows.start)? / TILE).min(last);
+        Ok(Stretch { tiles: first..(self.first_of(rows.end)? / TILE).min(last) + 1, rows })
+    }
+
+    /// The row before which this fraction of the cost lies: as near as rows allow to where a tile begins.
+    fn cut(&self, share: &Share, fraction: f64) -> Result<u32> {
+        let (plan, cost) = (self.plan, share.cost);
+        let wanted = fraction * cost.before(plan.rows, plan.nnz);
+        if fraction <= 0.0 || fraction >= 1.0 {
+            return Ok(if fraction <= 0.0 { 0 } else { plan.rows });
+        }
+        let tile = first(plan.tiles, |tile| Ok(cost.before(self.row(tile * TILE)?, tile * TILE) >= wanted))?;
+        if tile == plan.tiles {
+            return Ok(plan.rows);
+        }
+        let row = self.row(tile * TILE)?;
+        let distance = |row| Ok::<_, Error>((cost.before(row, self.first_of(row)?) - wanted).abs());
+        Ok(if distance(row + 1)? < distance(row)? { row + 1 } else { row })
+    }
+
+    /// The number of nonzeros before the first one of `row`.
+    fn first_of(&self, row: u32) -> Result<u32> {
+        first(self.plan.nnz, |nonzero| Ok(self.row(nonzero)? >= row))
+    }
+
+    fn row(&self, nonzero: u32) -> Result<u32> {
+        let mut row = [0];
+        self.rows.read_at(nonzero as usize * size_of::<u32>(), &mut row)?;
+        Ok(row[0])
+    }
+}
+
+/// The first of `count` numbers that `is_behind`, as all after it are; `count` if none is.
+fn first(count: u32, is_behind: impl Fn(u32) -> Result<bool>) -> Result<u32> {
+    let (mut from, mut to) = (0, count);
+    while from < to {
+        let middle = from + (to - from) / 2;
+        if is_behind(middle)? { to = middle } else { from = middle + 1 }
+    }
+    Ok(from)
 }
 
 /// Events between the steps.

@@ -144,6 +144,15 @@ impl CopyPlan {
         Self::new(facts, manifest, group, mode, build.values, build.image_nnz)
     }
 
+    /// The plan of a part of this copy, of some of its tiles; sorting is that of all.
+    pub(super) fn of_tiles(&self, manifest: &Manifest, tiles: &Range<u32>) -> Self {
+        let nnz = (tiles.end * TILE).min(self.nnz) - tiles.start * TILE;
+        let tiles = tiles.end - tiles.start;
+        let mut own = Self { nnz, tiles, image_tiles: self.image_tiles.min(tiles), ..self.clone() };
+        own.result_bytes_max = own.result_bytes_max(manifest, own.rest_units(manifest));
+        own
+    }
+
     /// The most device memory that building takes, in bytes, including the result.
     #[must_use]
     pub fn peak_bytes(&self) -> u64 {

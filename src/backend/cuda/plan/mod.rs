@@ -10,12 +10,12 @@ use super::expand::{self, resident_bytes};
 use super::mode_sorted::check_layouts;
 use crate::backend::device::{DeviceLimits, DeviceOrder, Facts};
 use crate::backend::plan::{
-    BuildPlan, DevicePlan, DeviceRequest, ImageSet, Images, LanesPlan, LinkPlan, Operation, Place, Residence,
-    Room, Shortfall,
+    BuildPlan, DevicePlan, DeviceRequest, ImageSet, Images, LanesPlan, LinkPlan, ModeSeconds, Operation,
+    Place, Residence, Room, Shortfall,
 };
 use crate::error::{Error, Result};
 use crate::store::Store;
-use choose::{Choice, Samples};
+use choose::{Choice, Rates, Samples};
 use host_copies::{HostRoom, Planner};
 use room::LANES;
 use std::sync::Arc;
@@ -33,6 +33,12 @@ pub fn plan(
     let room = Room::of(device, store, limits)?;
     let request = DeviceRequest { operation, limits: *limits, room, shortfalls: Vec::new() };
     make(&device.facts, store, &request)
+}
+
+/// Estimates the times of each mode of `operation`, if one device has all of `store`.
+pub fn seconds(facts: &Facts, store: &Store, operation: &Operation) -> Result<Vec<ModeSeconds>> {
+    let (samples, rates) = (Samples::new(store, operation)?, Rates::of(facts));
+    Ok(operation.modes.iter().map(|&mode| rates.of_store(store, operation, &samples, mode)).collect())
 }
 
 /// Makes the plan that replaces `plan` after `shortfall`.
@@ -76,7 +82,7 @@ impl<'a> Draft<'a> {
                     "deterministic results on a GPU come from nonzeros that are sorted there",
                 ));
             }
-            _ if limits.deterministic => DeviceOrder::Target,
+            _ if limits.deterministic || operation.share.is_some() => DeviceOrder::Target,
             which => which,
         };
         choose::check(which, store.manifest())?;
@@ -101,7 +107,7 @@ impl<'a> Draft<'a> {
             rows_per_nonzero,
         };
         if operation.result_bytes.is_none()
-            && ((limits.passes > 1 && which != DeviceOrder::Host) || limits.deterministic)
+            && ((limits.passes > 1 && which != DeviceOrder::Host) || draft.loads_first())
         {
             draft.make_resident();
         }
@@ -110,6 +116,11 @@ impl<'a> Draft<'a> {
             draft.consider_copies()?;
         }
         Ok(draft)
+    }
+
+    /// Whether the first pass only loads chunks.
+    fn loads_first(&self) -> bool {
+        self.request.limits.deterministic || self.request.operation.share.is_some()
     }
 
     fn chunks(&self) -> usize {
@@ -196,8 +207,8 @@ impl<'a> Draft<'a> {
         let (store, which) = (self.store, self.which);
         let more = limits.passes > 1 && which != DeviceOrder::Store;
         let all_there = self.resident == self.chunks();
-        let on_device = all_there && (more || limits.deterministic);
-        let on_host = more && !limits.deterministic && limits.host_memory > 0 && !all_there;
+        let on_device = all_there && (more || self.loads_first());
+        let on_host = more && !self.loads_first() && limits.host_memory > 0 && !all_there;
         let large = operation.bytes > CACHED_BYTES;
         if check_layouts(store.manifest()).is_err() || !(on_device || on_host || large) {
             return Ok(());
@@ -288,17 +299,25 @@ impl<'a> Draft<'a> {
 
     /// Fails if results must be deterministic and not all modes can be sorted.
     fn check_sorted(&self) -> Result<()> {
-        if !self.request.limits.deterministic {
+        if !self.loads_first() {
             return Ok(());
         }
+        let share = self.request.operation.share.as_ref();
+        let is_sorted =
+            |choice: &&Choice| share.is_none_or(|share| share.by_rows.contains(&(choice.mode.mode - 1)));
         let chunks = self.chunks();
-        let why = match self.choices.iter().find(|choice| choice.place.is_none()) {
+        let why = match self.choices.iter().filter(is_sorted).find(|choice| choice.place.is_none()) {
             _ if self.resident < chunks => {
                 format!("{} of {chunks} chunks have room on the device", self.resident)
             }
             Some(Choice { mode, .. }) => format!("mode {}: {}", mode.mode, mode.why),
             None => return Ok(()),
         };
+        if !self.request.limits.deterministic {
+            return Err(Error::request(format!(
+                "every GPU that computes some rows holds all nonzeros; {why}"
+            )));
+        }
         Err(Error::request(format!(
             "deterministic results on a GPU come from nonzeros that stay there, sorted for each mode; {why}: take fewer modes at a \
              time, a smaller rank, or `Device::Cpu`"
@@ -311,7 +330,7 @@ impl<'a> Draft<'a> {
         let modes = |chosen: &dyn Fn(&Choice) -> bool| {
             self.choices.iter().filter(|choice| chosen(choice)).map(|choice| choice.mode.mode).collect()
         };
-        let sorted_first = self.request.limits.deterministic;
+        let sorted_first = self.loads_first();
         let parts = [
             (0..self.resident, Place::Device, self.resident_bytes),
             (self.resident..all.end, Place::Store, self.image_bytes(self.resident)),
@@ -322,7 +341,7 @@ impl<'a> Draft<'a> {
             images: Images::Chunks,
             device,
             residence: residence.collect(),
-            first_pass: modes(&|_| !sorted_first),
+            first_pass: modes(&|choice| !sorted_first || choice.place.is_none()),
             later_passes: modes(&|choice| choice.place.is_none()),
         };
         let copy = |Choice { mode, place }: &Choice| {

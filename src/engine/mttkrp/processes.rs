@@ -1,4 +1,4 @@
-//! MTTKRP's passes by several processes: one pass for each mode, whose sums rank 0 gets.
+//! MTTKRP's passes by several processes: one pass for each mode. Process 0 gets its sums.
 
 use super::{Passes, Results};
 use crate::decomp::AlsBackend;
@@ -9,23 +9,23 @@ use crate::op::mttkrp::ModeMatrix;
 use crate::store::Store;
 use crate::stream::{PassReport, Span};
 
-/// Passes of all ranks.
+/// Passes of all processes.
 #[derive(Debug)]
-pub struct OnRanks<T: Real> {
+pub struct OnProcesses<T: Real> {
     als: MembersAls<T>,
     dims: Vec<usize>,
     modes: Vec<usize>,
     rank: usize,
 }
 
-impl<T: Real> OnRanks<T> {
+impl<T: Real> OnProcesses<T> {
     pub fn new(als: MembersAls<T>, store: &Store, modes: &[usize], rank: usize) -> Self {
         let dims = store.dims().iter().map(|&dim| dim as usize).collect();
         Self { als, dims, modes: modes.to_vec(), rank }
     }
 }
 
-impl<T: Real> Passes<T> for OnRanks<T> {
+impl<T: Real> Passes<T> for OnProcesses<T> {
     fn compute(
         &mut self,
         factors: &[FactorView<'_, T>],

@@ -1,4 +1,4 @@
-//! Several processes that `mpirun` or another launcher of MPI has started: rank 0 is the program, the others serve it.
+//! Several processes that `mpirun` or another launcher of MPI has started: process 0 is the program, the others serve it.
 
 use crate::engine::members::end_serving;
 use crate::error::Result;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 #[cfg(feature = "mpi")]
 use {crate::members::mpi::Mpi, std::io::Write, std::sync::OnceLock, std::time::Duration};
 
-/// Seconds without a sign of life, or of progress, after which a rank has failed; `BLCO_RANK_TIMEOUT` sets others, for tests.
+/// Seconds without a sign of life, or of progress, after which a process has failed; `BLCO_PROCESS_TIMEOUT` sets others, for tests.
 #[cfg(feature = "mpi")]
 const TIMEOUT_SECONDS: f64 = 300.0;
 
@@ -21,7 +21,7 @@ pub fn start(name: &str) -> Result<()> {
     if MPI.get().is_some() || !launchers.iter().any(|name| std::env::var_os(name).is_some()) {
         return Ok(());
     }
-    let given = std::env::var("BLCO_RANK_TIMEOUT").ok().and_then(|text| text.parse().ok());
+    let given = std::env::var("BLCO_PROCESS_TIMEOUT").ok().and_then(|text| text.parse().ok());
     let timeout = Duration::from_secs_f64(given.unwrap_or(TIMEOUT_SECONDS));
     let name = name.to_owned();
     let mpi = Mpi::start(timeout, move |error| drop(writeln!(std::io::stderr(), "{name}: {error}")))?;
@@ -36,7 +36,7 @@ pub fn links() -> Option<Arc<dyn Links>> {
     (links.count() > 1).then_some(links)
 }
 
-/// Ends all processes, if those are several: this one has failed.
+/// Ends all processes, because this one has failed.
 #[cfg(feature = "mpi")]
 pub fn fail(status: i32) {
     if let Some(mpi) = MPI.get().filter(|mpi| mpi.count() > 1) {
@@ -71,14 +71,14 @@ pub fn fail(_: i32) {}
 #[cfg(not(feature = "mpi"))]
 fn finish() {}
 
-/// The number of this process if there are others.
-pub fn rank() -> Option<usize> {
-    links().map(|links| links.rank())
+/// The number of this process, if there are several.
+pub fn number() -> Option<usize> {
+    links().map(|links| links.number())
 }
 
-/// This process has done its work, and ends when all have.
+/// Called when this process has done its work. It ends when all have.
 pub fn end() -> Result<()> {
-    if let Some(links) = links().filter(|links| links.rank() == 0) {
+    if let Some(links) = links().filter(|links| links.number() == 0) {
         end_serving(&Group::new(links))?;
     }
     finish();
