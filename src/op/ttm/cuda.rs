@@ -106,6 +106,7 @@ pub fn operation<T: Real>(
         sorted_bytes: |_, _| 0,
         alternating: false,
         reads_trees: false,
+        share: None,
     })
 }
 
