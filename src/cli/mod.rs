@@ -250,7 +250,7 @@ fn fail(name: &str, error: &Error) -> ExitCode {
 }
 
 /// Names of options and values in the library, in backticks, and on the command line.
-const OPTIONS: [(&str, &str); 36] = [
+const OPTIONS: [(&str, &str); 37] = [
     ("`Device::Cpu`", "--backend cpu"),
     ("`DeviceOrder::Store`", "--device-order store"),
     ("`Divide::Rows`", "--divide rows"),
