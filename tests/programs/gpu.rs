@@ -97,7 +97,9 @@ impl Place {
         command.env_remove("BLCO_FAULT").timeout(PATIENCE);
         if let Gpu::Mock(directory) = &self.gpu {
             // The mock has the embedded kernels, not those that NVRTC compiles.
-            command.args(["--kernels", "embedded"]);
+            if !args.contains(&"cpu") {
+                command.args(["--kernels", "embedded"]);
+            }
             command.env("LD_LIBRARY_PATH", directory).env("BLCO_MOCK_LOG", self.path("log"));
             // Settings that are absent here have their defaults.
             for name in [
