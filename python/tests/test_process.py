@@ -35,7 +35,7 @@ def batches():
 def interrupt(seconds):
     def later():
         time.sleep(seconds)
-        sent.extend((time.monotonic(), time.process_time()))
+        sent.append(time.monotonic())
         os.kill(os.getpid(), signal.SIGINT)
     sent = []
     threading.Thread(target=later, daemon=True).start()
@@ -46,10 +46,9 @@ def ends(work, seconds=1.0):
     try:
         work()
     except KeyboardInterrupt:
-        # Where others compute as well, each thread gets a part of a processor: the time that it has got counts, within limits.
-        took, computed = time.monotonic() - sent[0], (time.process_time() - sent[1]) / engine.threads
-        print(f"{took:.3f} {computed:.3f}", flush=True)
-        assert took < LIMIT or (computed < LIMIT and took < 10 * LIMIT), (took, computed)
+        took = time.monotonic() - sent[0]
+        print(f"{took:.3f}", flush=True)
+        assert took < LIMIT, took
         return
     raise SystemExit("it ended by itself")
 
