@@ -33,6 +33,8 @@ typedef long long i64;
 #define BLCO_SORT_THREADS 256
 // Pairs that such a thread block holds at a time.
 #define BLCO_SORT_PORTION 3584
+// Numbers of a row of a scan that a single thread block makes.
+#define BLCO_SCAN_ROW 4096
 // Bits of a digit, at most; a thread for each digit.
 #define BLCO_DIGIT_BITS 8
 // Threads of a thread block of the dense update.
@@ -397,6 +399,111 @@ BLCO_OFFSET(TtvArgs, number, 64)
 BLCO_OFFSET(TtvArgs, order, 68)
 BLCO_OFFSET(TtvArgs, end, 72)
 BLCO_OFFSET(TtvArgs, carried, 76)
+
+// The arguments of a launch that appends a chunk's nonzeros to columns.
+struct AppendArgs {
+    // The chunk: `one`, `order`, `dims`, `fault` and what `raw` needs.
+    MttkrpArgs chunk;
+    // Address of the indices of each mode, a `u32` for each nonzero.
+    u64 columns[BLCO_ORDER_MAX];
+    // Address of their values, in the kernel's precision.
+    u64 values;
+    // Where its first nonzero goes.
+    u64 first;
+};
+BLCO_SIZE(AppendArgs, 536)
+BLCO_OFFSET(AppendArgs, chunk, 0)
+BLCO_OFFSET(AppendArgs, columns, 456)
+BLCO_OFFSET(AppendArgs, values, 520)
+BLCO_OFFSET(AppendArgs, first, 528)
+
+// The arguments of a launch that brings the indices of a mode into an order.
+struct FiberKeysArgs {
+    // Address of the indices.
+    u64 column;
+    // Address of the place there of each nonzero, a `u32`.
+    u64 positions;
+    // Address of the indices in this order.
+    u64 keys;
+    // Nonzeros.
+    u64 nnz;
+};
+BLCO_SIZE(FiberKeysArgs, 32)
+BLCO_OFFSET(FiberKeysArgs, column, 0)
+BLCO_OFFSET(FiberKeysArgs, positions, 8)
+BLCO_OFFSET(FiberKeysArgs, keys, 16)
+BLCO_OFFSET(FiberKeysArgs, nnz, 24)
+
+// The arguments of SpTTM's launches on nonzeros sorted by fiber: on a window of their tiles.
+struct TtmArgs {
+    // Address of the indices of each mode, a `u32` for each nonzero.
+    u64 columns[BLCO_ORDER_MAX];
+    // Address of their values, in the kernel's precision.
+    u64 values;
+    // Address of the place there of each sorted nonzero, a `u32`; 0 where they are in order.
+    u64 positions;
+    // Address of the matrix, `dims[mode] x rank`, row-major, in the kernel's precision.
+    u64 matrix;
+    // Address of a bit for each sorted nonzero, set where it is the last of its fiber; of whole tiles.
+    u64 ends;
+    // Address of a `u32` for each tile and one more: fibers that end in it; once scanned, before it in its row of `SCAN_ROW` tiles.
+    u64 before;
+    // Address of a `u32` for each such row: fibers that end before it.
+    u64 totals;
+    // Address of `f64[2][rank]` for each tile of the window: sums of the fibers that it shares with other tiles.
+    u64 parts;
+    // Address of `f64[rank]`: the sum of the fiber that the window before leaves open.
+    u64 carry_in;
+    // Address of the same of this window.
+    u64 carry_out;
+    // Address of `u32[order - 1]` for each fiber that ends in the window: its indices in the other modes.
+    u64 coordinates;
+    // Address of their rows, `rank` numbers of the kernel's precision.
+    u64 results;
+    // The window's first tile, and the one behind its last.
+    u32 first_tile;
+    // See `first_tile`.
+    u32 end_tile;
+    // Fibers that end before the window.
+    u32 first_fiber;
+    // Nonzeros.
+    u32 nnz;
+    // Tiles of all of them.
+    u32 tiles;
+    // The tensor's order.
+    u32 order;
+    // The mode.
+    u32 mode;
+    // Columns of the matrix.
+    u32 rank;
+    // A group of 2^lanes threads adds up a fiber.
+    u32 lanes;
+    // Not used.
+    u32 unused;
+};
+BLCO_SIZE(TtmArgs, 192)
+BLCO_OFFSET(TtmArgs, columns, 0)
+BLCO_OFFSET(TtmArgs, values, 64)
+BLCO_OFFSET(TtmArgs, positions, 72)
+BLCO_OFFSET(TtmArgs, matrix, 80)
+BLCO_OFFSET(TtmArgs, ends, 88)
+BLCO_OFFSET(TtmArgs, before, 96)
+BLCO_OFFSET(TtmArgs, totals, 104)
+BLCO_OFFSET(TtmArgs, parts, 112)
+BLCO_OFFSET(TtmArgs, carry_in, 120)
+BLCO_OFFSET(TtmArgs, carry_out, 128)
+BLCO_OFFSET(TtmArgs, coordinates, 136)
+BLCO_OFFSET(TtmArgs, results, 144)
+BLCO_OFFSET(TtmArgs, first_tile, 152)
+BLCO_OFFSET(TtmArgs, end_tile, 156)
+BLCO_OFFSET(TtmArgs, first_fiber, 160)
+BLCO_OFFSET(TtmArgs, nnz, 164)
+BLCO_OFFSET(TtmArgs, tiles, 168)
+BLCO_OFFSET(TtmArgs, order, 172)
+BLCO_OFFSET(TtmArgs, mode, 176)
+BLCO_OFFSET(TtmArgs, rank, 180)
+BLCO_OFFSET(TtmArgs, lanes, 184)
+BLCO_OFFSET(TtmArgs, unused, 188)
 
 // The arguments of a launch that makes a `tiled` image of one of another layout.
 struct ExpandArgs {

@@ -73,6 +73,7 @@ SORTED(mttkrp_sorted, BLCO_REAL, BLCO_ORDER, BLCO_LANES, BLCO_COLUMNS, BLCO_BATC
 #include "expand.cuh"
 #include "instances.h"
 #include "mode_sorted.cuh"
+#include "ttm.cuh"
 #include "ttv.cuh"
 
 #define BUILD(name, threads, blocks, arguments)                                                                        \
@@ -91,5 +92,7 @@ BLCO_BUILD_KERNELS(BUILD)
 BLCO_ROW_KERNELS(OF_ROWS)
 BLCO_DENSE_KERNELS(BLCO_DENSE)
 BLCO_TTV_KERNELS(BLCO_TTV)
+BLCO_TTM_KERNELS(BLCO_TTM)
+BLCO_TTM_SORT
 BLCO_EXPAND_KERNELS(BLCO_EXPAND)
 #endif

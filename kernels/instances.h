@@ -90,6 +90,11 @@
     X(measure, BLCO_TILE_THREADS, 8, BuildArgs)                                                                        \
     X(pack, BLCO_TILE_THREADS, 6, BuildArgs)
 
+// SpTTM: X(name, real).
+#define BLCO_TTM_KERNELS(X)                                                                                            \
+    X(f64, double)                                                                                                     \
+    X(f32, float)
+
 // TTV: X(name, real).
 #define BLCO_TTV_KERNELS(X)                                                                                            \
     X(f64, double)                                                                                                     \

@@ -27,6 +27,7 @@ check() {
     beside "$log/mttkrp" env BLCO_DEVICE_FULL=1 BLCO_DATA="$dir/data" "$dir/bin/gpu-test" --nocapture mttkrp::
     beside "$log/mode-sorted" "$dir/bin/gpu-test" --nocapture --test-threads 1 mode_sorted::
     beside "$log/cpd" "$dir/bin/gpu-test" --nocapture cpd::
+    beside "$log/ttm" "$dir/bin/gpu-test" --nocapture ttm
     beside "$log/ttv" env BLCO_DEVICE_FULL=1 BLCO_DATA="$dir/data" "$dir/bin/gpu-test" --nocapture ttv::
     # Where the programs are is told by where the tests are. OUT/peer.tar.gz is for tools/cpd_peer.py, where pyttb is.
     beside "$log/cpd_programs" env BLCO_REAL_CUDA=1 BLCO_PEER="$work/peer" "$dir/bin/programs-test" --nocapture cpd::

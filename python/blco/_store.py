@@ -366,7 +366,7 @@ class Store:
 
         Notes
         -----
-        Runs on the CPU.
+        On a GPU if it holds all nonzeros, with the same bits as on the CPU unless coordinates repeat.
         """
         number = self._mode(mode)
         (array,), single = _matrices([matrix])

@@ -345,6 +345,10 @@ def test_pyttb_agrees(order, tmp_path):
     found, _, _ = pyttb.cp_als(theirs, 3, init=start, stoptol=0, maxiters=10, printitn=0)
     difference = np.linalg.norm(model.full() - found.full().data)
     assert difference <= 1e-10 * np.linalg.norm(model.full())
+    # There and back.
+    assert blco.pack(store.to_coo().to_pyttb(), tmp_path / "back.blco").stats["digest"] == store.stats["digest"]
+    assert np.array_equal(blco.Model.from_pyttb(model.to_pyttb()).full(), model.full())
+    assert np.linalg.norm(blco.Model.from_pyttb(found).full() - found.full().data) <= 1e-10 * np.linalg.norm(model.full())
 
 
 @pytest.mark.parametrize("order", [3, 4, 5])
@@ -365,3 +369,7 @@ def test_tensorly_agrees(order, tmp_path):
     found = parafac(tensor.dense, 3, init=start, n_iter_max=10, tol=0)
     difference = np.linalg.norm(model.full() - cp_to_tensor(found))
     assert difference <= 1e-10 * np.linalg.norm(model.full())
+    # There and back.
+    assert blco.pack(store.to_coo().to_dense(), tmp_path / "back.blco").stats["digest"] == store.stats["digest"]
+    assert np.array_equal(blco.Model.from_tensorly(model.to_tensorly()).full(), model.full())
+    assert np.linalg.norm(blco.Model.from_tensorly(found).full() - cp_to_tensor(found)) <= 1e-10 * np.linalg.norm(model.full())

@@ -3,7 +3,7 @@
 //! Each device has a range of the store's chunks and its own plan ([`DevicePlan`]) for passes over these. At the end of
 //! a pass their results are added up; each device adds the rows that it owns.
 
-use crate::backend::plan::DevicePlan;
+use crate::backend::plan::{DevicePlan, ModeSeconds};
 use crate::stream::{PassReport, Plan};
 use serde::Serialize;
 use std::ops::Range;
@@ -76,6 +76,79 @@ pub enum Divide {
     Rows,
     /// By chunks: every device has some of them, and sums are added up after each pass.
     Chunks,
+}
+
+impl Exchange {
+    /// Bytes per second that a device receives while all exchange rows. NCCL's rate is that of two H100
+    /// (benches/runs/2026-11-25-two-gpus); the others are assumed.
+    #[must_use]
+    pub fn bytes_per_second(self) -> f64 {
+        match self {
+            Self::Nccl => 2.8e11,
+            Self::PeerCopies => 1.5e11,
+            Self::ThroughHost => 2.0e10,
+        }
+    }
+}
+
+/// Seconds that a mode is expected to take in each later pass, by how it is divided.
+#[derive(Clone, Copy, Debug)]
+pub struct ModeForecast {
+    /// By rows.
+    pub rows: f64,
+    /// By chunks, each device's in the store's order.
+    pub in_store_order: f64,
+    /// By chunks, in the faster order.
+    pub chunks: f64,
+    /// What adding up sums takes of the two before.
+    pub sums: f64,
+    /// On one device.
+    pub one: f64,
+    /// Sorting all nonzeros on each device, once, beyond sorting a part of them.
+    pub once: f64,
+}
+
+impl ModeForecast {
+    /// From the seconds on one device, on `members` devices. Their sums take `sum_bytes`; the longest row has this fraction of the
+    /// nonzeros, which no range of rows can divide.
+    #[must_use]
+    pub fn new(seconds: &ModeSeconds, members: usize, longest: f64, sum_bytes: f64, by: Exchange) -> Self {
+        let part = 1.0 / members as f64;
+        let sums = sum_bytes * (1.0 - part) / by.bytes_per_second();
+        Self {
+            rows: seconds.sorted * part.max(longest) + seconds.written * part,
+            in_store_order: seconds.in_store_order * part + seconds.cleared + sums,
+            chunks: seconds.in_store_order.min(seconds.sorted) * part + seconds.cleared + sums,
+            sums,
+            one: seconds.on_one(),
+            once: seconds.built * (1.0 - part),
+        }
+    }
+
+    /// For people.
+    #[must_use]
+    pub fn text(&self) -> String {
+        let ms = |seconds: f64| seconds * 1e3;
+        let Self { rows, chunks, sums, one, .. } = *self;
+        let (rows, chunks, sums, one) = (ms(rows), ms(chunks), ms(sums), ms(one));
+        format!(
+            "{rows:.2} ms a pass by rows; {chunks:.2} by chunks, of which sums {sums:.2}; {one:.2} on one GPU"
+        )
+    }
+}
+
+/// How several devices are expected to take the least time for `passes` passes: the modes (by their places) that they divide by rows, and the
+/// seconds of a pass. Rows take `once` seconds more in the first pass, to load all chunks on each device, of which each pass has its part. No
+/// mode: by chunks.
+#[must_use]
+pub fn fastest(modes: &[ModeForecast], passes: u32, once: f64) -> (Vec<usize>, f64) {
+    let by_rows: Vec<usize> =
+        (0..modes.len()).filter(|&at| modes[at].rows < modes[at].in_store_order).collect();
+    let mixed: f64 = modes.iter().map(|mode| mode.rows.min(mode.in_store_order)).sum();
+    let sorting: f64 = by_rows.iter().map(|&at| modes[at].once).sum();
+    let mixed = mixed + (once + sorting) / f64::from(passes.max(1));
+    let chunks: f64 = modes.iter().map(|mode| mode.chunks).sum();
+    if !by_rows.is_empty() && mixed < chunks { (by_rows, mixed) } else { (Vec::new(), chunks) }
 }
 
 /// How the devices divide a mode.
@@ -228,6 +301,26 @@ mod tests {
             assert!(parts.iter().flat_map(Clone::clone).eq(0..17), "{parts:?}");
             assert!(parts.iter().all(|part| !part.is_empty()), "{parts:?}");
         }
+    }
+
+    /// Sums of millions of rows cost more than the rows of a copy, and those of few rows do not; a row with most nonzeros cannot be divided.
+    #[test]
+    fn modes_are_divided_by_what_takes_less() {
+        let seconds = ModeSeconds {
+            in_store_order: 4.0,
+            sorted: 6.0,
+            update: 0.0,
+            cleared: 0.5,
+            written: 0.2,
+            built: 30.0,
+        };
+        let mode = |longest, sum_bytes| ModeForecast::new(&seconds, 4, longest, sum_bytes, Exchange::Nccl);
+        let (long, short, hot) = (mode(0.01, 2.8e12), mode(0.01, 0.0), mode(0.9, 0.0));
+        assert_eq!(fastest(&[long, short, hot], 100, 1.0).0, [0]);
+        assert_eq!(fastest(&[short, hot], 100, 1.0).0, [0; 0]);
+        assert_eq!(fastest(&[long], 2, 1.0).0, [0; 0]);
+        assert!((fastest(&[long], 100, 1.0).1 - (6.0 / 4.0 + 0.05 + (1.0 + 22.5) / 100.0)).abs() < 1e-12);
+        assert!((long.sums - 7.5).abs() < 1e-12 && (long.one - 4.5).abs() < 1e-12);
     }
 
     #[test]

@@ -72,6 +72,40 @@ impl RowCost {
     }
 }
 
+/// Estimated seconds of a mode's passes on one device, for all nonzeros of a store.
+#[derive(Clone, Copy, Debug)]
+pub struct ModeSeconds {
+    /// Reading and updating rows for the nonzeros in the store's order. Each group updates the rows that it contains, and finds rows of the
+    /// other modes in its cache when it meets them again. If other modes are computed in the same pass, modes share decoded tiles and
+    /// cached rows.
+    pub in_store_order: f64,
+    /// Reading factor rows for the nonzeros sorted by the mode's rows: no row is cached.
+    pub sorted: f64,
+    /// Updating a row.
+    pub update: f64,
+    /// Clearing sums and, from f64 to f32, reading and writing them again.
+    pub cleared: f64,
+    /// Writing each row once.
+    pub written: f64,
+    /// Sorting the nonzeros, once.
+    pub built: f64,
+}
+
+impl ModeSeconds {
+    /// The time per pass that a mode-sorted copy saves if the whole copy is on the device: rows are written once instead of cleared and
+    /// updated.
+    #[must_use]
+    pub fn saved(&self) -> f64 {
+        self.in_store_order + self.cleared - self.sorted - self.written
+    }
+
+    /// Seconds of a pass on one device.
+    #[must_use]
+    pub fn on_one(&self) -> f64 {
+        (self.in_store_order + self.cleared).min(self.sorted + self.written)
+    }
+}
+
 /// What a plan is made from.
 #[derive(Clone, Debug)]
 pub struct DeviceRequest {

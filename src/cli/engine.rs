@@ -10,6 +10,7 @@ use crate::error::{Error, Result};
 use crate::sys::Sys;
 use clap::Args;
 use std::str::FromStr;
+use std::time::Duration;
 
 /// The options of programs that stream a store.
 #[derive(Debug, Args)]
@@ -28,6 +29,9 @@ pub struct EngineArgs {
     /// computes a range of each mode's rows. auto: the one expected to be fastest; with --deterministic, rows
     #[arg(long, default_value = "auto", requires = "devices", value_parser = one_of(DIVISIONS))]
     divide: Divide,
+    /// End with an error if a GPU does not answer for this many seconds [default: 600]
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..))]
+    device_timeout: Option<u32>,
     /// Use at most this much GPU memory [default: all that is free]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     device_memory: Option<u64>,
@@ -110,6 +114,7 @@ impl EngineArgs {
             (self.device.is_some(), "--device"),
             (self.devices.is_some(), "--devices"),
             (self.divide != Divide::Auto, "--divide"),
+            (self.device_timeout.is_some(), "--device-timeout"),
             (self.device_memory.is_some(), "--device-memory"),
             (self.streams.is_some(), "--streams"),
             (self.device_order == DeviceOrder::Host, "--device-order host"),
@@ -128,6 +133,7 @@ impl EngineArgs {
             device_number: self.device.unwrap_or(0),
             devices: self.devices.clone(),
             divide: self.divide,
+            device_timeout: self.device_timeout.map(|seconds| Duration::from_secs(seconds.into())),
             device_memory: self.device_memory,
             lanes: self.streams.map(usize::from),
             device_order: self.device_order,

@@ -250,9 +250,10 @@ fn fail(name: &str, error: &Error) -> ExitCode {
 }
 
 /// Names of options and values in the library, in backticks, and on the command line.
-const OPTIONS: [(&str, &str); 35] = [
+const OPTIONS: &[(&str, &str)] = &[
     ("`Device::Cpu`", "--backend cpu"),
     ("`DeviceOrder::Store`", "--device-order store"),
+    ("`Divide::Rows`", "--divide rows"),
     ("`Duplicates::Sum`", "--duplicates sum"),
     ("`checkpoint`", "--checkpoint"),
     ("`chunk_bytes`", "--chunk-bytes"),
@@ -260,8 +261,10 @@ const OPTIONS: [(&str, &str); 35] = [
     ("`deterministic`", "--deterministic"),
     ("`device`", "--device"),
     ("`device_memory`", "--device-memory"),
+    ("`device_timeout`", "--device-timeout"),
     ("`devices`", "--devices"),
     ("`dims`", "--dims"),
+    ("`divide`", "--divide"),
     ("`duplicates`", "--duplicates"),
     ("`f32`", "--precision f32"),
     ("`f64`", "--precision f64"),

@@ -3,11 +3,11 @@
 use super::demand::Demand;
 use super::gpu::{self, Gpu};
 use super::{Engine, machine};
-use crate::backend::device::{DeviceLimits, staging_bytes};
+use crate::backend::device::{DeviceLimits, DeviceOrder, staging_bytes};
 use crate::backend::devices::{
-    DevicePart, DevicesPlan, Divide, ExchangePlan, ModeDivision, cut, scratch_bytes,
+    DevicePart, DevicesPlan, Divide, ExchangePlan, ModeDivision, ModeForecast, cut, fastest, scratch_bytes,
 };
-use crate::backend::plan::{DevicePlan, RowCost, Share};
+use crate::backend::plan::{DevicePlan, ModeSeconds, RowCost, Share};
 use crate::dense::Real;
 use crate::error::{Error, Result};
 use crate::store::Store;
@@ -24,6 +24,8 @@ pub enum DeviceSet {
     Only(Vec<usize>),
 }
 
+/// Bytes of chunks that a device loads per second in a first pass: reading, checking and copying.
+const LOADED_PER_SECOND: f64 = 5e9;
 /// How many times chunks are divided again, by the predicted times of passes over the parts.
 const ROUNDS: usize = 4;
 /// Parts whose seconds differ by no more than this count as equal.
@@ -79,10 +81,95 @@ impl Engine {
         numbers: &[usize],
         limits: &DeviceLimits,
     ) -> Result<(DevicesPlan, Vec<String>)> {
-        let divide = self.divide(limits)?;
-        if divide == Divide::Rows {
-            return self.plan_rows::<T>(store, demand, numbers, limits).map(|plan| (plan, Vec::new()));
+        let modes = |by| demand.modes.iter().map(|&mode| division(mode, by)).collect::<Vec<_>>();
+        match self.divide(limits)? {
+            Divide::Rows => {
+                let plan = self.plan_rows::<T>(store, demand, numbers, limits, modes(Divide::Rows))?;
+                Ok((plan, Vec::new()))
+            }
+            Divide::Auto
+                if demand.passes > 1 && matches!(limits.order, DeviceOrder::Auto | DeviceOrder::Target) =>
+            {
+                self.plan_fastest::<T>(store, demand, numbers, limits)
+            }
+            _ => self.plan_chunks::<T>(store, demand, numbers, limits, modes(Divide::Chunks)),
         }
+    }
+
+    /// Plans passes as they are expected to take the least time.
+    fn plan_fastest<T: Real>(
+        &self,
+        store: &Store,
+        demand: &Demand<'_>,
+        numbers: &[usize],
+        limits: &DeviceLimits,
+    ) -> Result<(DevicesPlan, Vec<String>)> {
+        let (gpus, manifest, count) = (self.gpus(numbers)?, store.manifest(), numbers.len());
+        let by = gpu::exchange(&gpus)?.0;
+        let matrix =
+            |mode: usize, width: usize| f64::from(manifest.shape.dims()[mode]) * (demand.rank * width) as f64;
+        let mode = |(&mode, seconds): (&usize, ModeSeconds)| {
+            let longest = manifest.longest_row_bounds[mode] as f64 / manifest.nnz.max(1) as f64;
+            ModeForecast::new(&seconds, count, longest.min(1.0), matrix(mode, size_of::<f64>()), by)
+        };
+        let modes: Vec<_> =
+            demand.modes.iter().zip(gpu::seconds::<T>(&gpus[0], store, demand)?).map(mode).collect();
+        // Chunks that other devices would load.
+        let bytes: u64 = manifest.chunks.iter().map(|chunk| chunk.image_bytes).sum();
+        let loading = bytes as f64 * (1.0 - 1.0 / count as f64) / LOADED_PER_SECOND;
+        let (by_rows, seconds) = fastest(&modes, demand.passes, loading);
+        let divisions = |by_rows: &[usize]| {
+            let division = |(at, &mode): (usize, &usize)| {
+                let by = if by_rows.contains(&at) { Divide::Rows } else { Divide::Chunks };
+                ModeDivision { why: modes[at].text(), ..division(mode, by) }
+            };
+            demand.modes.iter().enumerate().map(division).collect::<Vec<_>>()
+        };
+        // Of a decomposition, devices update their rows and gather those of others.
+        let rows: f64 = demand.modes.iter().map(|&mode| matrix(mode, size_of::<T>())).sum();
+        let (part, updated) = (1.0 / count as f64, 4.0 * rows / memory_rate(gpu::memory_rate(&gpus[0])));
+        let more = if demand.starts.is_some() {
+            rows * (1.0 - part) / by.bytes_per_second() - updated * (1.0 - part)
+        } else {
+            0.0
+        };
+        let one: f64 = modes.iter().map(|mode| mode.one).sum();
+        if one < seconds + more {
+            let (plan, mut notes) =
+                self.plan_chunks::<T>(store, demand, &numbers[..1], limits, divisions(&[]))?;
+            let ms = |seconds: f64| seconds * 1e3;
+            notes.push(format!(
+                "one of {count} GPUs computes: {:.2} ms a pass, {:.2} ms on all; `divide` makes all compute",
+                ms(one),
+                ms(seconds + more)
+            ));
+            return Ok((plan, notes));
+        }
+        if !by_rows.is_empty() {
+            match self.plan_rows::<T>(store, demand, numbers, limits, divisions(&by_rows)) {
+                Ok(plan) => return Ok((plan, Vec::new())),
+                // They have no room for all chunks.
+                Err(Error::Request(why)) => {
+                    let (plan, mut notes) =
+                        self.plan_chunks::<T>(store, demand, numbers, limits, divisions(&[]))?;
+                    notes.push(format!("rows are not divided: {why}"));
+                    return Ok((plan, notes));
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        self.plan_chunks::<T>(store, demand, numbers, limits, divisions(&[]))
+    }
+
+    /// Plans passes that divide chunks.
+    fn plan_chunks<T: Real>(
+        &self,
+        store: &Store,
+        demand: &Demand<'_>,
+        numbers: &[usize],
+        limits: &DeviceLimits,
+        modes: Vec<ModeDivision>,
+    ) -> Result<(DevicesPlan, Vec<String>)> {
         let (nnz, mut notes) = (of_chunks(store), Vec::new());
         let count = numbers.len().min(nnz.len());
         if count < numbers.len() {
@@ -124,7 +211,6 @@ impl Engine {
                 break;
             }
         }
-        let modes: Vec<_> = demand.modes.iter().map(|&mode| division(mode, Divide::Chunks)).collect();
         let exchange = exchange::<T>(&gpus, store, demand, &modes, scratch_bytes)?;
         let parts = self.host_parts(store, best.unwrap_or_default(), demand)?;
         Ok((DevicesPlan { parts, exchange, modes }, notes))
@@ -141,13 +227,14 @@ impl Engine {
         }
     }
 
-    /// Plans passes that divide every mode by rows.
+    /// Plans passes that divide some modes by rows.
     fn plan_rows<T: Real>(
         &self,
         store: &Store,
         demand: &Demand<'_>,
         numbers: &[usize],
         limits: &DeviceLimits,
+        modes: Vec<ModeDivision>,
     ) -> Result<DevicesPlan> {
         let (gpus, count) = (self.gpus(numbers)?, numbers.len());
         let limits = DeviceLimits { host_memory: limits.host_memory / count as u64, ..*limits };
@@ -158,16 +245,19 @@ impl Engine {
         let end = |number: usize| rates[..number].iter().sum::<f64>() / total;
         let shares: Vec<f64> = rates.iter().map(|rate| rate / total).collect();
         let all = 0..nnz.len();
+        let by = |by| modes.iter().filter(move |mode| mode.by == by).map(|mode| mode.mode - 1);
+        let by_rows: Vec<usize> = by(Divide::Rows).collect();
+        let added = by(Divide::Chunks).map(|mode| store.manifest().shape.dims()[mode] as usize);
+        let scratch = added.map(|rows| scratch_bytes(rows, demand.rank, count)).max().unwrap_or(0);
         let part = |(number, (gpu, chunks)): (usize, (&Gpu, Range<usize>))| -> Result<Part> {
             let to = if number + 1 == count { 1.0 } else { end(number + 1) };
-            let share = Share { from: end(number), to, cost, by_rows: demand.modes.to_vec(), chunks };
-            let plan = gpu::plan_part::<T>(gpu, store, demand, &limits, (0, Some(share)))?;
+            let share = Share { from: end(number), to, cost, by_rows: by_rows.clone(), chunks };
+            let plan = gpu::plan_part::<T>(gpu, store, demand, &limits, (scratch, Some(share)))?;
             let seconds = pass_seconds::<T>(&plan, store, demand) * shares[number];
             Ok(Part { chunks: all.clone(), store: store.of_chunks(all.clone()), plan, seconds })
         };
         let parts = gpus.iter().zip(cut(&nnz, &shares)).enumerate().map(part).collect::<Result<Vec<_>>>()?;
-        let modes: Vec<_> = demand.modes.iter().map(|&mode| division(mode, Divide::Rows)).collect();
-        let exchange = exchange::<T>(&gpus, store, demand, &modes, 0)?;
+        let exchange = exchange::<T>(&gpus, store, demand, &modes, scratch)?;
         Ok(DevicesPlan { parts: self.host_parts(store, parts, demand)?, exchange, modes })
     }
 

@@ -3,10 +3,11 @@
 use super::demand::Demand;
 use crate::backend::device::DeviceLimits;
 use crate::backend::devices::Exchange;
-use crate::backend::plan::{DevicePlan, Share};
+use crate::backend::plan::{DevicePlan, ModeSeconds, Share};
 use crate::dense::Real;
 use crate::error::Result;
-use crate::store::Store;
+use crate::store::{Manifest, Store};
+use std::time::Duration;
 
 #[cfg(feature = "cuda")]
 pub(crate) use crate::backend::cuda::driver::is_installed;
@@ -37,14 +38,18 @@ pub(crate) fn is_installed() -> bool {
     false
 }
 
-/// Opens the GPU with this number.
+/// Opens the GPU with this number, for which threads wait as long as `timeout` says.
 #[cfg(feature = "cuda")]
-pub(super) fn open(number: usize) -> Result<Gpu> {
-    crate::backend::cuda::driver::Device::open(number)
+pub(super) fn open(number: usize, timeout: Option<Duration>) -> Result<Gpu> {
+    let gpu = crate::backend::cuda::driver::Device::open(number)?;
+    if let Some(timeout) = timeout {
+        gpu.set_patience(timeout);
+    }
+    Ok(gpu)
 }
 
 #[cfg(not(feature = "cuda"))]
-pub(super) fn open(_number: usize) -> Result<Gpu> {
+pub(super) fn open(_number: usize, _timeout: Option<Duration>) -> Result<Gpu> {
     none()
 }
 
@@ -101,18 +106,36 @@ pub(super) fn plan_part<T: Real>(
     limits: &DeviceLimits,
     (more, share): (u64, Option<Share>),
 ) -> Result<DevicePlan> {
-    use crate::{decomp, op};
     check_formats(store)?;
-    let Demand { modes, rank, starts, .. } = *demand;
-    let shape = &store.manifest().shape;
-    let mut operation = if starts.is_some() {
-        decomp::cuda::operation::<T>(shape, rank, gpu.facts.multiprocessors as usize)
-    } else {
-        op::mttkrp::cuda::operation::<T>(shape, modes, rank)
-    };
+    let mut operation = operation::<T>(gpu, store, demand);
     operation.bytes += more;
     operation.share = share;
     crate::backend::cuda::plan(gpu, store, operation, limits)
+}
+
+#[cfg(feature = "cuda")]
+fn operation<T: Real>(gpu: &Gpu, store: &Store, demand: &Demand<'_>) -> crate::backend::plan::Operation {
+    use crate::{decomp, op};
+    let Demand { modes, rank, starts, .. } = *demand;
+    let shape = &store.manifest().shape;
+    if starts.is_some() {
+        decomp::cuda::operation::<T>(shape, rank, gpu.facts.multiprocessors as usize)
+    } else {
+        op::mttkrp::cuda::operation::<T>(shape, modes, rank)
+    }
+}
+
+/// Estimated times of each mode, if the GPU has all of `store`.
+#[cfg(feature = "cuda")]
+pub(super) fn seconds<T: Real>(gpu: &Gpu, store: &Store, demand: &Demand<'_>) -> Result<Vec<ModeSeconds>> {
+    check_formats(store)?;
+    crate::backend::cuda::plan::seconds(&gpu.facts, store, &operation::<T>(gpu, store, demand))
+}
+
+#[cfg(not(feature = "cuda"))]
+#[expect(clippy::extra_unused_type_parameters, reason = "as it is with a GPU")]
+pub(super) fn seconds<T: Real>(_: &Gpu, _: &Store, _: &Demand<'_>) -> Result<Vec<ModeSeconds>> {
+    none()
 }
 
 /// An error unless kernels can read all chunks of `store`.
@@ -126,6 +149,45 @@ fn check_formats(store: &Store) -> Result<()> {
         let what = "no kernel reads its chunks; take `Device::Cpu`";
         Err(Error::request(format!("format {}: {what}", format.name())))
     })
+}
+
+/// Plans what SpTTM along a mode uses of a GPU, with a matrix of a rank.
+#[cfg(feature = "cuda")]
+pub(super) fn plan_ttm<T: Real>(
+    gpu: &Gpu,
+    store: &Store,
+    (mode, rank): (usize, usize),
+    limits: &DeviceLimits,
+) -> Result<DevicePlan> {
+    check_formats(store)?;
+    let DeviceLimits { memory, lanes, passes, .. } = *limits;
+    let limits = DeviceLimits { memory, lanes, passes, ..DeviceLimits::default() };
+    let operation =
+        crate::op::ttm::cuda::operation::<T>(store.manifest(), mode, rank, gpu.facts.multiprocessors)?;
+    crate::backend::cuda::plan(gpu, store, operation, &limits)
+}
+
+/// Bytes of host memory for fibers on their way from a GPU.
+#[cfg(feature = "cuda")]
+pub(super) fn ttm_windows_bytes<T: Real>(manifest: &Manifest, mode: usize, rank: usize) -> Result<u64> {
+    crate::op::ttm::cuda::beside_device_bytes::<T>(manifest, mode, rank)
+}
+
+#[cfg(not(feature = "cuda"))]
+#[expect(clippy::extra_unused_type_parameters, reason = "as it is with a GPU")]
+pub(super) fn ttm_windows_bytes<T: Real>(_: &Manifest, _: usize, _: usize) -> Result<u64> {
+    none()
+}
+
+#[cfg(not(feature = "cuda"))]
+#[expect(clippy::extra_unused_type_parameters, reason = "as it is with a GPU")]
+pub(super) fn plan_ttm<T: Real>(
+    _: &Gpu,
+    _: &Store,
+    _: (usize, usize),
+    _: &DeviceLimits,
+) -> Result<DevicePlan> {
+    none()
 }
 
 /// Plans SpTTMc of `modes` on a GPU, with factors of `ranks` columns.

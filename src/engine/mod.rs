@@ -48,6 +48,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 /// The progress of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -149,6 +150,14 @@ impl EngineBuilder {
     #[must_use]
     pub fn divide(mut self, divide: Divide) -> Self {
         self.options.divide = divide;
+        self
+    }
+
+    /// How long a thread waits for a GPU before the run ends with an error [default: ten minutes]. What the engine has on a GPU that does not
+    /// answer is not released before the process ends.
+    #[must_use]
+    pub fn device_timeout(mut self, timeout: Duration) -> Self {
+        self.options.device_timeout = Some(timeout);
         self
     }
 
@@ -390,7 +399,7 @@ impl Engine {
         let mut gpu = self.inner.gpu.lock().unwrap_or_else(PoisonError::into_inner);
         match &*gpu {
             Some(gpu) => Ok(gpu.clone()),
-            None => Ok(gpu.insert(gpu::open(self.device_number())?).clone()),
+            None => Ok(gpu.insert(gpu::open(self.device_number(), self.options().device_timeout)?).clone()),
         }
     }
 
@@ -401,7 +410,7 @@ impl Engine {
             if let Some((_, gpu)) = gpus.iter().find(|(of, _)| *of == number) {
                 return Ok(gpu.clone());
             }
-            let gpu = gpu::open(number)?;
+            let gpu = gpu::open(number, self.options().device_timeout)?;
             gpus.push((number, gpu.clone()));
             Ok(gpu)
         };

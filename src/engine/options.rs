@@ -5,6 +5,7 @@ use crate::backend::device::{DeviceOrder, MttkrpVariant, TtvVariant};
 use crate::backend::devices::Divide;
 use crate::backend::host::Vectors;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// The device to compute on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -30,6 +31,8 @@ pub struct Options {
     pub devices: Option<DeviceSet>,
     /// How they divide the work.
     pub divide: Divide,
+    /// How long a thread waits for a GPU before the run ends with an error; `None` for ten minutes.
+    pub device_timeout: Option<Duration>,
     /// The most bytes of GPU memory to use; `None` for all that is free.
     pub device_memory: Option<u64>,
     /// Lanes: copies to the GPU in flight.

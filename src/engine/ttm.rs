@@ -1,6 +1,8 @@
-//! SpTTM on the CPU.
+//! SpTTM, on the CPU or a GPU.
 
+use super::gpu::{self, Gpu};
 use super::{Engine, ExecutionPlan};
+use crate::backend::device::DeviceLimits;
 use crate::backend::host::{HostBackend, computing_bytes, decoded_bytes};
 use crate::dense::{MatrixRef, Real};
 use crate::error::{Error, Result};
@@ -41,7 +43,7 @@ pub(crate) struct TtmPlan {
 pub(crate) struct TtmOutcome {
     pub fibers: u64,
     pub spilled: SpillReport,
-    /// Seconds after the pass, for merging nonzeros, computing and delivering; 0 if fibers stream.
+    /// Seconds after the pass, for sorting nonzeros, computing and delivering; 0 if fibers stream on the CPU.
     pub merge_seconds: f64,
     pub passes: Vec<PassReport>,
     pub spans: Vec<Span>,
@@ -50,7 +52,8 @@ pub(crate) struct TtmOutcome {
 
 impl Engine {
     /// Multiplies every fiber of a store along `mode`, from 0, by `matrix`, which has one row for each index of the mode. The result is
-    /// semi-sparse and in memory; its fibers are in ascending order of the other modes. [`Engine::ttm_to`] delivers it in pieces.
+    /// semi-sparse and in memory; its fibers are in ascending order of the other modes. [`Engine::ttm_to`] delivers it in pieces. A GPU
+    /// that holds all nonzeros gives the same bits, unless coordinates repeat.
     ///
     /// ```
     /// # use blco::{Engine, Matrix, PackOptions, ReadOptions};
@@ -94,8 +97,8 @@ impl Engine {
     }
 
     /// Like [`Engine::ttm`], for results larger than memory: `sink` gets the fibers in order. Returns their number. Stores with trees
-    /// whose leaves are this mode, and whose other modes ascend, stream. Nonzeros of other stores are sorted first, in temporary files if
-    /// memory is short.
+    /// whose leaves are this mode, and whose other modes ascend, stream. Nonzeros of other stores are sorted first, on a GPU or in
+    /// temporary files if memory is short.
     ///
     /// # Errors
     ///
@@ -148,7 +151,14 @@ impl Engine {
         let held =
             matrix.saturating_add(computing_bytes(threads) + decoded_bytes(order, 1)).saturating_add(oracle);
         let reading = matrix.saturating_add(oracle).saturating_add(checked.unwrap_or(0));
-        let (sorting, passing, afterwards) = if is_in_order(manifest, mode) {
+        let find = |gpu: &Gpu, limits: &DeviceLimits| gpu::plan_ttm::<T>(gpu, store, (mode, rank), limits);
+        let (device, notes) = self.choose(1, find)?;
+        let (sorting, passing, afterwards) = if let Some(device) = &device {
+            let windows = gpu::ttm_windows_bytes::<T>(manifest, mode, rank)?;
+            let held = matrix.saturating_add(oracle).saturating_add(windows);
+            let passing = held + computing_bytes(threads) + decoded_bytes(order, 1) + device.host_bytes;
+            (0, passing, held.max(reading))
+        } else if is_in_order(manifest, mode) {
             (0, held.saturating_add(fibers), reading)
         } else {
             let takes = ExternalSumMemory::new(&manifest.shape, manifest.nnz, threads);
@@ -162,14 +172,7 @@ impl Engine {
         };
         let limits = Limits { afterwards, less: "take fewer columns", ..self.limits(1) };
         let host = self.plan_host(store, passing, &limits)?;
-        let uses = ExecutionPlan {
-            host,
-            device: None,
-            notes: self.notes_of_cpu(),
-            devices: None,
-            mode_sorted: None,
-            made_for: None,
-        };
+        let uses = ExecutionPlan { host, device, notes, devices: None, mode_sorted: None, made_for: None };
         Ok(TtmPlan { uses, sorting })
     }
 
@@ -183,6 +186,10 @@ impl Engine {
         sink: Option<FiberSink<'_, T>>,
     ) -> Result<TtmOutcome> {
         let store = &store.clone().with_direct_reads(plan.uses.host.direct_reads).with_sys(self.sys());
+        #[cfg(feature = "cuda")]
+        if plan.uses.device.is_some() {
+            return self.install(|| self.ttm_on_gpu(store, request, plan.uses, matrix, sink));
+        }
         let vectors = self.options().vectors;
         let order = store.manifest().shape.order();
         let rows = FiberRows::new(self.sys(), (order, request.mode), matrix, sink).with_vectors(vectors);
@@ -220,6 +227,30 @@ impl Engine {
         let (fibers, spilled) = op.finish(rows)?;
         let merge_seconds = start.elapsed().as_secs_f64();
         Ok(TtmOutcome { fibers, spilled, merge_seconds, passes, spans, uses })
+    }
+
+    /// The same on a GPU. What was allocated there takes the place of the plan.
+    #[cfg(feature = "cuda")]
+    fn ttm_on_gpu<T: Real>(
+        &self,
+        store: &Store,
+        request: &TtmRequest,
+        mut uses: ExecutionPlan,
+        matrix: MatrixRef<'_, T>,
+        sink: Option<FiberSink<'_, T>>,
+    ) -> Result<TtmOutcome> {
+        use crate::op::ttm::cuda::{DeviceTtm, WINDOW_BYTES};
+        let gpu = &self.gpu()?;
+        let planned = uses.device.as_ref().expect("planned for a GPU");
+        let op = DeviceTtm::new(gpu, store, request.mode, matrix, WINDOW_BYTES)?;
+        let mut backend = crate::backend::cuda::CudaBackend::new(gpu, store, planned, op)?;
+        let (passes, spans) = self.passes((store, 1), &uses.host, &mut backend, |_, _| ())?;
+        uses.device = Some(backend.plan().clone());
+        uses.notes.extend_from_slice(backend.notes());
+        let start = Instant::now();
+        let fibers = backend.op().finish(sink)?;
+        let merge_seconds = start.elapsed().as_secs_f64();
+        Ok(TtmOutcome { fibers, spilled: SpillReport::default(), merge_seconds, passes, spans, uses })
     }
 
     /// The note about operations that run only on the CPU, if a GPU was requested.

@@ -163,6 +163,8 @@ impl ChunkFormat for Fcoo {
 pub fn scheme(shape: &Shape, operation: FcooFor, trees: Trees, thread_nnz: u32) -> Scheme {
     let order = shape.order();
     let all = (1u32 << order) - 1;
+    // One number for the default, whether it was chosen or not: the same bytes.
+    let thread_nnz = if thread_nnz == THREAD_NNZ { 0 } else { thread_nnz };
     let format = |levels: ModeOrder| {
         let mode = levels.mode(0);
         let modes: Vec<usize> = levels.modes().iter().map(|&mode| mode.into()).collect();

@@ -25,6 +25,7 @@ mod mode_sorted;
 mod mttkrp;
 mod mutants;
 mod staging;
+mod ttm;
 mod ttmc;
 mod ttv;
 mod views;

@@ -15,6 +15,7 @@
 //   BLCO_MOCK_DEVICES=N  devices [default: 1], at most 8, each with a context, streams and memory of its own, which nothing of another
 //                        device's may touch but copies between devices
 //   BLCO_MOCK_FAIL_DEVICE=D  only calls with the context of this device current are counted and fail: the others go on
+//   BLCO_MOCK_HANG=K     from the K-th launch on (of BLCO_MOCK_FAIL_DEVICE, if it is set), streams do no more work
 //   BLCO_MOCK_PEERS=0    devices do not reach each other
 //   BLCO_MOCK_LOG=FILE   a line is appended when the process ends: calls made and what is still alive
 #include "cuda_cpu.h"
@@ -121,6 +122,7 @@ struct Driver {
     std::mutex mutex;
     std::condition_variable changed;
     const u64 fail = setting("BLCO_MOCK_FAIL", 0), error = setting("BLCO_MOCK_ERROR", ILLEGAL_ADDRESS);
+    const u64 hang = setting("BLCO_MOCK_HANG", 0);
     const u64 seed = setting("BLCO_MOCK_SEED", 1);
     const u64 devices = std::min(setting("BLCO_MOCK_DEVICES", 1), DEVICES_MAX);
     const u64 fail_device = setting("BLCO_MOCK_FAIL_DEVICE", DEVICES_MAX), peers = setting("BLCO_MOCK_PEERS", 1);
@@ -277,6 +279,13 @@ void not_in_use(const char* function, const Range& range, std::vector<Range> Ope
     }
 }
 
+// Whether the current device lives and what is asked for is not done.
+template <class F> bool is_busy(F asked)
+{
+    std::lock_guard<std::mutex> lock(driver().mutex);
+    return driver().initialized && current_plus_one != 1 && !is_dead(driver(), current_device()) && asked();
+}
+
 std::shared_ptr<Stream> stream_of(const char* function, void* handle)
 {
     if (!handle) fault("%s: on the default stream, which orders all others", function);
@@ -321,6 +330,9 @@ void serve(Stream& stream)
             operation.record->done = std::max(operation.record->done, operation.number);
             operation.record->at = Clock::now();
         } else if (operation.work && !d.dead[stream.device]) {
+            if (d.hang && d.launches_asked >= d.hang && (d.fail_device == DEVICES_MAX || d.fail_device == (u64)stream.device)) {
+                d.changed.wait(lock, [] { return false; });
+            }
             stream.running = true;
             lock.unlock();
             operation.work();
@@ -792,6 +804,8 @@ int cuStreamSynchronize(void* handle)
 
 int cuStreamQuery(void* handle)
 {
+    // How often a thread asks is no matter of what it does: only the answer that work is done is counted.
+    if (is_busy([&] { return !stream_of(__func__, handle)->queue.empty(); })) return NOT_READY;
     ENTER(PLAIN);
     return stream_of(__func__, handle)->queue.empty() ? SUCCESS : NOT_READY;
 }
@@ -849,6 +863,7 @@ int cuEventRecord(void* event_handle, void* handle)
 
 int cuEventQuery(void* handle)
 {
+    if (is_busy([&] { auto event = event_of(__func__, handle); return event->done < event->recorded; })) return NOT_READY;
     ENTER(PLAIN);
     auto event = event_of(__func__, handle);
     return event->done >= event->recorded ? SUCCESS : NOT_READY;

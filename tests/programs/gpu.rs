@@ -8,7 +8,7 @@
 
 mod devices;
 
-use crate::common::{KINDS, Kind, SMALL_CHUNKS, Tensor, options, packed, run, values};
+use crate::common::{Kind, SMALL_CHUNKS, Tensor, all_kinds, options, packed, run, values};
 use blco::internals::dense::{Matrix, Precision, Real, load_factors, seeded_factors};
 use blco::internals::sys::Sys;
 use std::collections::HashMap;
@@ -33,7 +33,7 @@ const RELEASES: [&str; 9] = [
     "cuMemHostUnregister",
     "cuModuleUnload",
     "cuStreamDestroy_v2",
-    "cuStreamSynchronize",
+    "cuStreamQuery",
 ];
 
 /// The CUDA driver in use.
@@ -97,12 +97,23 @@ impl Place {
         command.env_remove("BLCO_FAULT").timeout(PATIENCE);
         if let Gpu::Mock(directory) = &self.gpu {
             // The mock has the embedded kernels, not those that NVRTC compiles.
-            command.args(["--kernels", "embedded"]);
+            if !args.contains(&"cpu") {
+                command.args(["--kernels", "embedded"]);
+            }
             command.env("LD_LIBRARY_PATH", directory).env("BLCO_MOCK_LOG", self.path("log"));
             // Settings that are absent here have their defaults.
-            for name in
-                ["FAIL", "ERROR", "MEMORY", "SEED", "SLOW", "DEVICES", "FAIL_DEVICE", "PEERS", "NCCL_FAIL"]
-            {
+            for name in [
+                "FAIL",
+                "ERROR",
+                "MEMORY",
+                "SEED",
+                "SLOW",
+                "DEVICES",
+                "FAIL_DEVICE",
+                "HANG",
+                "PEERS",
+                "NCCL_FAIL",
+            ] {
                 command.env_remove(format!("BLCO_MOCK_{name}"));
             }
             command.envs(env.iter().copied());
@@ -250,7 +261,7 @@ fn one_nonzero_and_dims_of_one() {
     let Some(gpu) = gpu() else { return };
     let one = Tensor::of([1, 1], &[([0, 0], -2.5)]);
     let last = Tensor::of([1, 6, 1, 70_000], &[([0, 5, 0, 69_999], 3.0), ([0, 5, 0, 0], 1e-3)]);
-    for kind in KINDS {
+    for kind in all_kinds() {
         check(&Place::new(gpu.clone(), &one, kind, SMALL_CHUNKS), 5, &[], &[]);
         check(&Place::new(gpu.clone(), &last, kind, SMALL_CHUNKS), 1, &["--repeat", "2"], &[]);
     }
@@ -358,6 +369,29 @@ fn every_format_runs() {
         }
         place.succeeds(&["--op", "ttmc", "--ranks", "3,2,4", "--repeat", "2"], &[]);
         std::fs::remove_dir_all(place.path("out")).unwrap();
+    }
+}
+
+/// SpTTM writes the CPU's files.
+#[test]
+fn ttm_has_the_bits_of_the_cpu() {
+    let Some(gpu) = gpu() else { return };
+    for (kind, mode, precision) in [
+        (Kind::Raw, "1", "f64"),
+        (Kind::Hbcsf, "2", "f32"),
+        (Kind::HocfsCsr, "3", "f64"),
+        (Kind::FcooTtm, "1", "f32"),
+    ] {
+        let place = Place::new(gpu.clone(), &many_chunks(), kind, SMALL_CHUNKS);
+        for (backend, dir) in [("cuda", "out"), ("cpu", "expected")] {
+            let args = ["--op", "ttm", "--modes", mode, "--rank", "5", "--precision", precision];
+            let output = ["--output", dir, "--check", "t.tns", "--backend", backend, "--json"];
+            let output = place.blco_run(&[&args[..], &output].concat(), &[]);
+            assert!(output.status.success(), "{kind:?}: {}", String::from_utf8_lossy(&output.stderr));
+            let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+            assert_eq!(report["backend"], backend);
+        }
+        files_agree(&place, &format!("{kind:?}"));
     }
 }
 
@@ -471,10 +505,12 @@ fn sums_agree(place: &Place, what: &str) {
     place.agrees::<f64>(4, what);
 }
 
-/// Elements of TTV: those that the first run put into `expected`.
-fn elements_agree(place: &Place, what: &str) {
-    let result = |dir: &str| std::fs::read_to_string(place.path(dir).join("result.tns")).unwrap();
-    assert!(result("out") == result("expected"), "{what}: other elements");
+/// Elements of TTV, fibers of SpTTM: those of the run that has put them into `expected`.
+fn files_agree(place: &Place, what: &str) {
+    let files = |dir: &str| {
+        ["result.tns", "coords.npy", "values.npy"].map(|name| std::fs::read(place.path(dir).join(name)).ok())
+    };
+    assert!(files("out") == files("expected"), "{what}: other results");
     std::fs::remove_dir_all(place.path("out")).unwrap();
 }
 
@@ -525,7 +561,19 @@ impl Failing {
         assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
         place.account();
         let args = [&args[..], &["--streams", "3"]].concat();
-        Self { place, args: args.into_iter().map(str::to_owned).collect(), agrees: elements_agree }
+        Self { place, args: args.into_iter().map(str::to_owned).collect(), agrees: files_agree }
+    }
+
+    /// Nonzeros are sorted by fiber; the CPU's files.
+    fn ttm(gpu: Gpu) -> Self {
+        let tensor = Tensor::random(&[90, 300, 40], 15_000, 1, values::fraction);
+        let place = Place::new(gpu, &tensor, Kind::MmcsfStatic, SMALL_CHUNKS);
+        let args = ["--op", "ttm", "--modes", "2", "--rank", "3", "--streams", "3"];
+        let on_cpu =
+            ["--op", "ttm", "--modes", "2", "--rank", "3", "--backend", "cpu", "--output", "expected"];
+        let made = place.blco_run(&on_cpu, &[]);
+        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+        Self { place, args: args.map(str::to_owned).to_vec(), agrees: files_agree }
     }
 
     fn args(&self) -> Vec<&str> {
@@ -567,7 +615,8 @@ fn every_failing_call_ends_a_run_with_its_error() {
     every_failing_call_ends(&Failing::sorted(gpu.clone()));
     every_failing_call_ends(&Failing::kept(gpu.clone()));
     every_failing_call_ends(&Failing::trees(gpu.clone()));
-    every_failing_call_ends(&Failing::ttv(gpu));
+    every_failing_call_ends(&Failing::ttv(gpu.clone()));
+    every_failing_call_ends(&Failing::ttm(gpu));
 }
 
 fn every_failing_call_ends(failing: &Failing) {
@@ -601,7 +650,8 @@ fn every_failing_launch_ends_a_run_with_its_error() {
         Failing::sorted(gpu.clone()),
         Failing::kept(gpu.clone()),
         Failing::trees(gpu.clone()),
-        Failing::ttv(gpu),
+        Failing::ttv(gpu.clone()),
+        Failing::ttm(gpu),
     ] {
         let launches = failing.count("launches");
         assert!(launches > 5, "{launches} launches");
@@ -622,7 +672,8 @@ fn every_failing_allocation_makes_a_run_smaller_or_ends_it() {
     every_failing_allocation(&Failing::sorted(gpu.clone()));
     every_failing_allocation(&Failing::kept(gpu.clone()));
     every_failing_allocation(&Failing::trees(gpu.clone()));
-    every_failing_allocation(&Failing::ttv(gpu));
+    every_failing_allocation(&Failing::ttv(gpu.clone()));
+    every_failing_allocation(&Failing::ttm(gpu));
 }
 
 fn every_failing_allocation(failing: &Failing) {

@@ -296,7 +296,7 @@ const OPTIONS: &[Mistake] = &[
         "blco-cpd t.blco --rank 1",
     ),
     mistake(
-        "blco-gen -q --dims 60,50,4000 --nnz 60k d.tns; blco-pack -q d.tns --chunk-bytes 64KiB > packed
+        "blco-gen -q --dims 60,50,4000 --nnz 60k d.tns > made; blco-pack -q d.tns --chunk-bytes 64KiB > made
         rm d.blco/chunk-000000.bin; blco-run d.blco",
         "d.blco/chunk-000000.bin: missing (chunk-missing); blco-info d.blco --repair NEWSTORE writes what is intact",
         "blco-info d.blco --repair s.blco > lost || blco-run s.blco",

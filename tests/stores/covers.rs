@@ -7,13 +7,14 @@ use crate::common::{
 };
 use blco::internals::backend::host::HostBackend;
 use blco::internals::error::{Error, Result};
-use blco::internals::format::fcoo::flags;
+use blco::internals::format::Trees;
+use blco::internals::format::fcoo::{FcooFor, flags};
 use blco::internals::format::mmcsf::{Assign, Assigner};
 use blco::internals::linear::{BitLayout, Linearizer};
 use blco::internals::op::fibers::{CountFibers, PartitionFibers};
 use blco::internals::op::salvage::Salvage;
 use blco::internals::op::verify;
-use blco::internals::pack::{Duplicates, PackOptions};
+use blco::internals::pack::{Duplicates, FormatOption, PackOptions};
 use blco::internals::shape::Shape;
 use blco::internals::store::{Formats, Store};
 use blco::internals::stream::{Executor, Limits, plan};
@@ -274,6 +275,22 @@ fn the_figure_of_mm_csf() {
         let met: BTreeSet<(usize, [u32; 3])> = nonzeros.iter().zip(&leaves).map(fiber).collect();
         assert_eq!(met.len(), fibers, "{assign:?}");
     }
+}
+
+/// Nonzeros of a thread, of which the default is 8: the same bytes whether that was chosen or not, others if it was not.
+#[test]
+fn a_default_that_is_given_changes_no_byte() {
+    let dir = tempfile::tempdir().unwrap();
+    let packed_with = |thread_nnz| {
+        let format = FormatOption::Fcoo { operation: FcooFor::Ttm, trees: Trees::All, thread_nnz };
+        let target = dir.path().join(thread_nnz.to_string());
+        let store = packed(&uneven(), &PackOptions { format, ..PackOptions::new(target) });
+        let of_thread = store.whole().partitions.iter().map(|p| p.format.thread_nnz()).collect::<Vec<_>>();
+        (of_thread, identity(store.path()))
+    };
+    let [default, eight, nine] = [0, 8, 9].map(packed_with);
+    assert_eq!((&default.0, &nine.0), (&vec![Some(8); 3], &vec![Some(9); 3]));
+    assert!(default == eight && default.1 != nine.1);
 }
 
 /// The program packs a store again in another format without text. The bytes equal those of packing the text.

@@ -74,6 +74,8 @@ constants! {
     SORT_THREADS = 256;
     /// Pairs that such a thread block holds at a time.
     SORT_PORTION = 3584;
+    /// Numbers of a row of a scan that a single thread block makes.
+    SCAN_ROW = 4096;
     /// Bits of a digit, at most; a thread for each digit.
     DIGIT_BITS = 8;
     /// Threads of a thread block of the dense update.
@@ -331,6 +333,78 @@ structs! {
         end: u32,
         /// Nonzeros in the last segment of the carry that the first fiber goes on with, 1 to `TTV_SEGMENT`; 0 where it begins here.
         carried: u32,
+    }
+
+    /// The arguments of a launch that appends a chunk's nonzeros to columns.
+    pub struct AppendArgs {
+        /// The chunk: `one`, `order`, `dims`, `fault` and what `raw` needs.
+        chunk: MttkrpArgs,
+        /// Address of the indices of each mode, a `u32` for each nonzero.
+        columns: [u64; ORDER_MAX],
+        /// Address of their values, in the kernel's precision.
+        values: u64,
+        /// Where its first nonzero goes.
+        first: u64,
+    }
+
+    /// The arguments of a launch that brings the indices of a mode into an order.
+    pub struct FiberKeysArgs {
+        /// Address of the indices.
+        column: u64,
+        /// Address of the place there of each nonzero, a `u32`.
+        positions: u64,
+        /// Address of the indices in this order.
+        keys: u64,
+        /// Nonzeros.
+        nnz: u64,
+    }
+
+    /// The arguments of SpTTM's launches on nonzeros sorted by fiber: on a window of their tiles.
+    pub struct TtmArgs {
+        /// Address of the indices of each mode, a `u32` for each nonzero.
+        columns: [u64; ORDER_MAX],
+        /// Address of their values, in the kernel's precision.
+        values: u64,
+        /// Address of the place there of each sorted nonzero, a `u32`; 0 where they are in order.
+        positions: u64,
+        /// Address of the matrix, `dims[mode] x rank`, row-major, in the kernel's precision.
+        matrix: u64,
+        /// Address of a bit for each sorted nonzero, set where it is the last of its fiber; of whole tiles.
+        ends: u64,
+        /// Address of a `u32` for each tile and one more: fibers that end in it; once scanned, before it in its row of `SCAN_ROW` tiles.
+        before: u64,
+        /// Address of a `u32` for each such row: fibers that end before it.
+        totals: u64,
+        /// Address of `f64[2][rank]` for each tile of the window: sums of the fibers that it shares with other tiles.
+        parts: u64,
+        /// Address of `f64[rank]`: the sum of the fiber that the window before leaves open.
+        carry_in: u64,
+        /// Address of the same of this window.
+        carry_out: u64,
+        /// Address of `u32[order - 1]` for each fiber that ends in the window: its indices in the other modes.
+        coordinates: u64,
+        /// Address of their rows, `rank` numbers of the kernel's precision.
+        results: u64,
+        /// The window's first tile, and the one behind its last.
+        first_tile: u32,
+        /// See `first_tile`.
+        end_tile: u32,
+        /// Fibers that end before the window.
+        first_fiber: u32,
+        /// Nonzeros.
+        nnz: u32,
+        /// Tiles of all of them.
+        tiles: u32,
+        /// The tensor's order.
+        order: u32,
+        /// The mode.
+        mode: u32,
+        /// Columns of the matrix.
+        rank: u32,
+        /// A group of 2^lanes threads adds up a fiber.
+        lanes: u32,
+        /// Not used.
+        unused: u32,
     }
 
     /// The arguments of a launch that makes a `tiled` image of one of another layout.

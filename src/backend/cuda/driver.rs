@@ -4,6 +4,10 @@
 //! The library is loaded on first use; a build does not need it. Device memory is not memory to Rust: kernels that race on it compute wrong
 //! results but cannot corrupt the host. A copy from a host buffer that is reused or freed could. [`Upload`] prevents this, since it owns
 //! the buffer until the copy has ended. Every call is made with the device's context current on the calling thread.
+//!
+//! **A device that hangs.** Threads wait for events and streams by polling, for as long as [`Device::set_patience`] says. After that the device is
+//! lost: waits end with an error at once, and nothing of it is released, since the driver would wait for it. What it may still write to is
+//! left to the end of the process.
 
 #![expect(unsafe_code, reason = "the driver is a C library")]
 
@@ -19,12 +23,20 @@ use cudarc::driver::sys::{CUdevice_attribute as Attribute, CUevent_flags_enum as
 use cudarc::driver::{DriverError, result, sys};
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
 
 pub use staging::Staging;
 pub use transfer::{Download, Pinned, Upload};
 
 /// The oldest supported driver interface: CUDA 12.0.
 const DRIVER_MIN: i32 = 12000;
+/// How long a thread waits for a device, unless an engine says otherwise.
+const PATIENCE: Duration = Duration::from_mins(10);
+/// For how long a thread asks without a pause, and how long the pauses are after that.
+const BUSY: Duration = Duration::from_micros(500);
+const PAUSE: Duration = Duration::from_micros(50);
 /// The oldest supported compute capability.
 const CAPABILITY_MIN: (u32, u32) = (7, 0);
 
@@ -56,6 +68,9 @@ pub struct Device {
     context: sys::CUcontext,
     /// Properties of the GPU.
     pub facts: Facts,
+    /// In milliseconds.
+    patience: AtomicU64,
+    is_lost: AtomicBool,
 }
 
 // SAFETY: a context may be used from any thread; each call makes it current first.
@@ -122,7 +137,15 @@ impl Device {
         // SAFETY: as above; released once, on drop.
         let context =
             unsafe { result::primary_ctx::retain(device) }.map_err(failed("start work on the device"))?;
-        Ok(Arc::new(Self { ordinal: device, context, facts }))
+        let device = Self {
+            ordinal: device,
+            context,
+            facts,
+            patience: AtomicU64::new(0),
+            is_lost: AtomicBool::new(false),
+        };
+        device.set_patience(PATIENCE);
+        Ok(Arc::new(device))
     }
 
     /// Makes the context current on this thread.
@@ -131,10 +154,49 @@ impl Device {
         unsafe { result::ctx::set_current(self.context) }.map_err(failed("use the device"))
     }
 
-    /// Makes the context current before a release. The release is tried in any case: on a thread that made a call before, the context is
-    /// current already.
-    fn bind_to_release(&self) {
+    /// Makes the context current before a release, which nothing is of a lost device. Otherwise it is tried in any case: on a thread that made
+    /// a call before, the context is current already.
+    fn bind_to_release(&self) -> bool {
+        if self.is_lost() {
+            return false;
+        }
         let _ = self.bind();
+        true
+    }
+
+    /// How long threads wait for the device before it is lost.
+    pub fn set_patience(&self, patience: Duration) {
+        let milliseconds = u64::try_from(patience.as_millis()).unwrap_or(u64::MAX);
+        self.patience.store(milliseconds, Ordering::Relaxed);
+    }
+
+    /// Whether a thread has waited in vain.
+    #[must_use]
+    pub fn is_lost(&self) -> bool {
+        self.is_lost.load(Ordering::Relaxed)
+    }
+
+    /// Waits until `ask` says that the device is done.
+    fn wait(&self, action: &'static str, ask: impl Fn() -> sys::CUresult) -> Result<()> {
+        self.bind()?;
+        let begun = Instant::now();
+        loop {
+            match ask() {
+                sys::CUresult::CUDA_SUCCESS => return Ok(()),
+                sys::CUresult::CUDA_ERROR_NOT_READY => {}
+                error => return Err(failed(action)(DriverError(error))),
+            }
+            let (waited, patience) = (begun.elapsed(), self.patience.load(Ordering::Relaxed));
+            if self.is_lost() || waited.as_millis() > patience.into() {
+                self.is_lost.store(true, Ordering::Relaxed);
+                let seconds = Duration::from_millis(patience).as_secs_f64();
+                let what = format!(
+                    "no answer within {seconds} s (`device_timeout`): it hangs, or waits for one that hangs"
+                );
+                return Err(Error::Device { action, what, out_of_memory: false });
+            }
+            if waited < BUSY { thread::yield_now() } else { thread::sleep(PAUSE) }
+        }
     }
 
     /// Bytes of free device memory.
@@ -231,6 +293,9 @@ impl Device {
 
 impl Drop for Device {
     fn drop(&mut self) {
+        if self.is_lost() {
+            return;
+        }
         // SAFETY: retained in `open`; nothing that uses the context is left.
         let _ = unsafe { result::primary_ctx::release(self.ordinal) };
     }
@@ -292,7 +357,9 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        self.device.bind_to_release();
+        if !self.device.bind_to_release() {
+            return;
+        }
         // SAFETY: allocated by `Device::memory`, freed here only. The driver waits for work that uses it.
         let _ = unsafe { result::free_sync(self.at) };
     }
@@ -327,9 +394,8 @@ impl Stream {
 
     /// Waits until all work on this stream is done.
     pub fn synchronize(&self) -> Result<()> {
-        self.device.bind()?;
         // SAFETY: the stream lives.
-        unsafe { result::stream::synchronize(self.stream) }.map_err(failed("finish work on the device"))
+        self.device.wait("finish work on the device", || unsafe { sys::cuStreamQuery(self.stream) })
     }
 
     /// Starts some work and waits until it is done, even if a part of it cannot be started.
@@ -432,7 +498,9 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        self.device.bind_to_release();
+        if !self.device.bind_to_release() {
+            return;
+        }
         // SAFETY: created by `Device::stream`, destroyed here only; the driver finishes queued work.
         let _ = unsafe { result::stream::destroy(self.stream) };
     }
@@ -476,9 +544,8 @@ impl Event {
 
     /// Waits; an error says for what, by `action`.
     fn wait_for(&self, action: &'static str) -> Result<()> {
-        self.device.bind()?;
         // SAFETY: the event lives.
-        unsafe { result::event::synchronize(self.event) }.map_err(failed(action))
+        self.device.wait(action, || unsafe { sys::cuEventQuery(self.event) })
     }
 
     /// Seconds from `start` to this event. Both must be timed and done.
@@ -492,7 +559,9 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        self.device.bind_to_release();
+        if !self.device.bind_to_release() {
+            return;
+        }
         // SAFETY: created by `Device::event`, destroyed here only.
         let _ = unsafe { result::event::destroy(self.event) };
     }
@@ -524,7 +593,9 @@ impl Module {
 
 impl Drop for Module {
     fn drop(&mut self) {
-        self.device.bind_to_release();
+        if !self.device.bind_to_release() {
+            return;
+        }
         // SAFETY: loaded by `Device::module`, unloaded here only.
         let _ = unsafe { result::module::unload(self.module) };
     }

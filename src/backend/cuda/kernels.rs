@@ -25,7 +25,7 @@ macro_rules! source {
 }
 
 const SOURCE: SourceFile = source!("blco.cu");
-const HEADERS: [SourceFile; 12] = [
+const HEADERS: [SourceFile; 13] = [
     source!("abi.h"),
     source!("dense.cuh"),
     source!("expand.cuh"),
@@ -37,6 +37,7 @@ const HEADERS: [SourceFile; 12] = [
     source!("sorted.cuh"),
     source!("tile.cuh"),
     source!("tree.cuh"),
+    source!("ttm.cuh"),
     source!("ttv.cuh"),
 ];
 

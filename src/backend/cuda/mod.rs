@@ -48,6 +48,7 @@ pub mod nvrtc;
 pub mod plan;
 mod resident;
 mod results;
+pub mod ttm;
 pub mod ttv;
 
 use super::Squares;

@@ -37,7 +37,7 @@ struct TtmReport {
     streamed: bool,
     fibers: u64,
     spilled: SpillReport,
-    /// Seconds of merging sorted nonzeros, computing and writing, after the pass.
+    /// Seconds of merging or, on a GPU, sorting nonzeros, computing and writing, after the pass.
     merge_seconds: f64,
     passes: Vec<PassReport>,
     check: Option<Comparison>,
@@ -73,6 +73,7 @@ impl TtmReport {
     fn text(&self) -> String {
         let (head, pass) = (&self.head, median(&self.passes));
         let more = match (self.streamed, self.spilled.runs) {
+            _ if head.device.is_some() => format!("  sorted and computed in {:.4} s\n", self.merge_seconds),
             (true, _) => String::new(),
             (_, 0) => format!("  merged and computed in {:.4} s, in memory\n", self.merge_seconds),
             (_, runs) => {

@@ -251,7 +251,7 @@ fn sorted_bytes(nnz: u64, rank: usize) -> u64 {
 }
 
 /// The index encoding of `store` as kernels see it.
-fn encoding(store: &Store) -> IndexEncoding {
+pub(in crate::op) fn encoding(store: &Store) -> IndexEncoding {
     match store.manifest().format().layout() {
         Layout::RAW => IndexEncoding::Raw,
         // All others are `tiled`, or are converted after the copy.
@@ -441,7 +441,7 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
             }
             Columns::Kronecker(_) => MttkrpKernels::ttmc(device, &spec)?,
         };
-        let mut arguments = arguments(shape)?;
+        let mut arguments = chunk_arguments(shape)?;
         let mut factors = Vec::with_capacity(shape.order());
         for (&bytes, address) in bytes.iter().zip(&mut arguments.factors) {
             let memory = device.memory(bytes)?;
@@ -675,7 +675,7 @@ fn narrow(x: usize) -> Result<u32> {
 }
 
 /// The arguments common to all launches, except columns.
-fn arguments(shape: &Shape) -> Result<MttkrpArgs> {
+pub(in crate::op) fn chunk_arguments(shape: &Shape) -> Result<MttkrpArgs> {
     let mut arguments = MttkrpArgs { order: narrow(shape.order())?, ..Zeroable::zeroed() };
     arguments.dims[..shape.order()].copy_from_slice(shape.dims());
     let layout = BitLayout::new(shape);

@@ -302,13 +302,14 @@ impl ModeSortedDemand {
         let all = !alternating && modes.len() == order;
         let shares = all && (short == order || 3 * short > 2 * order && threads < 8);
         let from_trees = trees(manifest).into_iter().flatten().next();
-        // Single modes share no loads, so copies save more of each pass.
+        // Single modes share no loads, so copies save more of each pass, the more threads the more of it.
         let sharing = if alternating { 1 } else { 2 };
+        let slots = if alternating && threads >= 8 { 4 } else { 8 };
         let from_passes = match () {
             () if from_trees.is_some() => u32::MAX,
             () if strategies.contains(&Strategy::Lists) => 4,
             () if shares => u32::MAX,
-            () if strategies.contains(&Strategy::Slots) => 4 * sharing,
+            () if strategies.contains(&Strategy::Slots) => slots,
             () => 8 * sharing,
         };
         // Adding up along trees gives other bits.

@@ -12,6 +12,8 @@
 //! on the nonzeros, the matrix and the precision: not on chunks, threads or memory, nor, unless coordinates repeat, on
 //! the format.
 
+#[cfg(feature = "cuda")]
+pub mod cuda;
 mod fiber_rows;
 mod kernel;
 mod oracle;

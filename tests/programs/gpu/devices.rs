@@ -94,6 +94,59 @@ fn rows_of_several_devices_have_the_bits_of_one() {
     }
 }
 
+/// How the work is divided follows from predicted seconds, and the plan says why: modes of many rows by rows, those of few by chunks; one
+/// device if adding up takes longer than computing and sorting does not pay; chunks if there is no room for all of them on each device.
+#[test]
+fn work_is_divided_as_is_predicted_to_be_fastest() {
+    let Some(gpu) = mock() else { return };
+    let tensor = Tensor::random(&[30_000, 20_000, 20], 60_000, 9, values::fraction);
+    let place = Place::new(gpu, &tensor, Kind::Tiled, SMALL_CHUNKS);
+    let by = |report: &serde_json::Value| -> Vec<String> {
+        let modes = report["devices"]["modes"].as_array().unwrap();
+        assert!(
+            modes.iter().all(|mode| mode["why"].as_str().unwrap().contains("ms a pass by rows")),
+            "{report}"
+        );
+        modes.iter().map(|mode| mode["by"].as_str().unwrap().to_owned()).collect()
+    };
+    let parts = |report: &serde_json::Value| report["devices"]["parts"].as_array().unwrap().len();
+    let notes = |report: &serde_json::Value| report["notes"].to_string();
+    let env = devices("2", &[]);
+    let many = ["--devices", "all", "--repeat", "300", "--plan"];
+    let plan = |place: &Place, args: &[&str], env: &[(&str, &str)]| {
+        let output = place.blco_run(&[args, &["--modes", "all", "--json"]].concat(), env);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        serde_json::from_slice::<serde_json::Value>(&output.stdout).unwrap()
+    };
+    let report = plan(&place, &many, &env);
+    assert_eq!(
+        (parts(&report), &by(&report)[..2], &notes(&report)[..]),
+        (2, &["rows".into(), "rows".into()][..], "[]")
+    );
+    let through_host = devices("2", &[("BLCO_MOCK_PEERS", "0")]);
+    let report = plan(&place, &["--devices", "all", "--repeat", "2", "--plan"], &through_host);
+    assert!(parts(&report) == 1 && notes(&report).contains("one of 2 GPUs computes"), "{report}");
+    // Two megabytes are for factors and sums; copies take more than what is left, chunks less.
+    let tensor = Tensor::random(&[3000, 2000, 20], 60_000, 9, values::fraction);
+    let place = Place::new(place.gpu.clone(), &tensor, Kind::Tiled, SMALL_CHUNKS);
+    let report = plan(&place, &[&many[..], &["--device-memory", "2500000"]].concat(), &through_host);
+    assert!(
+        by(&report).iter().all(|by| by == "chunks") && notes(&report).contains("rows are not divided"),
+        "{report}"
+    );
+    // Some modes by rows and some by chunks, in one run.
+    let tensor = Tensor::random(&[30_000, 6, 20], 60_000, 9, values::fraction);
+    let place = Place::new(place.gpu.clone(), &tensor, Kind::Tiled, SMALL_CHUNKS);
+    for precision in ["f64", "f32"] {
+        let report = place.succeeds(
+            &["--devices", "all", "--repeat", "40", "--precision", precision],
+            &devices("3", &[("BLCO_MOCK_PEERS", "0")]),
+        );
+        assert_eq!(by(&report), ["rows", "chunks", "chunks"], "{report}");
+        if precision == "f64" { place.agrees::<f64>(16, "mixed") } else { place.agrees::<f32>(16, "mixed") }
+    }
+}
+
 /// The plan names every device's part, which together are the store, and how sums are added up. The report has each device's work.
 #[test]
 fn every_device_has_its_part_in_plan_and_report() {
@@ -192,6 +245,39 @@ fn a_device_that_fails_ends_the_run() {
         let told = said.contains("CUDA_ERROR_ILLEGAL_ADDRESS") && said.lines().count() == 1;
         assert!(output.status.code() == Some(2) && told, "call {nth} {}: {said}", account["failed"]);
         assert!(!place.path("out").exists(), "call {nth} left results");
+    }
+}
+
+/// Whatever a device hangs at, the run ends with that device's error soon after the time-out, by copies and by NCCL, and no result is there.
+#[test]
+fn a_device_that_hangs_ends_the_run() {
+    let Some(gpu) = mock() else { return };
+    let nccl = with_nccl(&gpu);
+    let place = Place::new(gpu, &many_chunks(), Kind::Tiled, SMALL_CHUNKS);
+    for (nth, divide) in [("1", "chunks"), ("5", "chunks"), ("1", "rows"), ("12", "rows")] {
+        let args = [
+            "--devices",
+            "all",
+            "--repeat",
+            "2",
+            "--divide",
+            divide,
+            "--device-timeout",
+            "1",
+            "--output",
+            "out",
+        ];
+        let path = [("LD_LIBRARY_PATH", &nccl[..])];
+        let hang = [("BLCO_MOCK_FAIL_DEVICE", "1"), ("BLCO_MOCK_HANG", nth)];
+        let env = devices("3", &[&hang[..], if nth == "5" { &path } else { &[] }].concat());
+        let begun = std::time::Instant::now();
+        let output = place.blco_run(&args, &env);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        let told = said.contains("no answer within 1 s (--device-timeout)") && said.lines().count() == 1;
+        assert!(output.status.code() == Some(2) && told, "launch {nth}, {divide}: {said}");
+        // A time-out for each device, and what this machine takes besides.
+        assert!(begun.elapsed() < Duration::from_secs(40), "launch {nth}, {divide}: {:?}", begun.elapsed());
+        assert!(!place.path("out").exists(), "launch {nth} left results");
     }
 }
 

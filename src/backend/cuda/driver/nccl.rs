@@ -93,6 +93,7 @@ pub struct Nccl {
     functions: Functions,
     version: c_int,
     communicators: Vec<Communicator>,
+    devices: Vec<Arc<Device>>,
     /// Whether a call has failed. After that, communicators do not wait for each other.
     failed: bool,
     /// Keeps the library loaded while its functions can be called.
@@ -116,7 +117,8 @@ impl Nccl {
         if told != 0 || version < VERSION_MIN {
             return Err(format!("NCCL is of version {version}; 2.4 or newer serves"));
         }
-        Ok(Self { functions, version, communicators: Vec::new(), failed: false, _library: library })
+        let (communicators, devices) = (Vec::new(), Vec::new());
+        Ok(Self { functions, version, communicators, devices, failed: false, _library: library })
     }
 
     /// The name and version, for a report.
@@ -138,7 +140,7 @@ impl Nccl {
         if made != 0 {
             return Err(format!("{} does not start: {}", self.name(), self.words(made)));
         }
-        self.communicators = communicators;
+        (self.communicators, self.devices) = (communicators, devices.to_vec());
         Ok(())
     }
 
@@ -267,6 +269,9 @@ fn check(members: &[(&Memory, &Stream)], bytes: usize) {
 
 impl Drop for Nccl {
     fn drop(&mut self) {
+        if self.devices.iter().any(|device| device.is_lost()) {
+            return;
+        }
         for &communicator in &self.communicators {
             let end = if self.failed { self.functions.abort } else { self.functions.destroy };
             // SAFETY: made in `connect`, ended here only; the streams' work is done.

@@ -67,7 +67,11 @@ impl AsRef<[u8]> for Pinned {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        self.device.bind_to_release();
+        if !self.device.bind_to_release() {
+            // The device may still write to it.
+            std::mem::forget(self.buffer.take());
+            return;
+        }
         if let Some(buffer) = &mut self.buffer {
             // SAFETY: registered in `Device::pinned`; no copy is under way, `Upload` owns buffers that are copied.
             let _ = unsafe { sys::cuMemHostUnregister(buffer.as_mut_ptr().cast()) };
@@ -148,12 +152,13 @@ impl Upload {
 
 impl Drop for Upload {
     fn drop(&mut self) {
-        if let Some(buffer) = &self.buffer {
-            buffer.device.bind_to_release();
+        if let Some(buffer) = &self.buffer
+            && buffer.device.bind_to_release()
+        {
             // An upload ends early only where a run fails. After an error of the device nothing runs on it any
-            // more, so that the buffer can go in either case.
+            // more, so that the buffer can go in either case; that of a lost one stays.
             // SAFETY: streams outlive uploads: the backend drops them later.
-            let _ = unsafe { result::stream::synchronize(self.stream) };
+            let _ = buffer.device.wait("finish a copy", || unsafe { sys::cuStreamQuery(self.stream) });
         }
     }
 }

@@ -128,6 +128,7 @@ fn the_embedded_kernels_are_those_that_are_asked_for() {
         asked.extend(precisions.iter().flat_map(|p| orders.map(|order| format!("ttmc_{kind}_{p}_{order}"))));
     }
     asked.extend(crate::backend::cuda::expand::KERNELS.map(String::from));
+    asked.extend(crate::backend::cuda::ttm::KERNELS.map(String::from));
     asked.extend(crate::backend::cuda::ttv::KERNELS.map(String::from));
     let names: Vec<&str> = asked.iter().map(String::as_str).collect();
     let ptx = embedded_ptx(&names);

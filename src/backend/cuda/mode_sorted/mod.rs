@@ -9,7 +9,7 @@
 mod plan;
 
 use super::abi::{BuildArgs, Chunk, SORT_THREADS, ScanArgs, SortArgs, TILE, TILE_THREADS};
-use super::driver::{Device, Event, Kernel, Memory, Stream};
+use super::driver::{Device, Event, Kernel, Memory, Module, Stream};
 use super::expand::blocks_of;
 use super::fault::Fault;
 use super::kernels::embedded_ptx;
@@ -21,8 +21,8 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-pub(super) use plan::check_layouts;
 pub use plan::{CopyPlan, value_encoding};
+pub(super) use plan::{SORT_BLOCKS, check_layouts};
 
 /// Names of the kernels.
 pub const KERNELS: [&str; 6] =
@@ -32,26 +32,50 @@ pub const KERNELS: [&str; 6] =
 #[derive(Debug)]
 pub struct SortKernels {
     keys: Kernel,
+    sort: SortSteps,
+    measure: Kernel,
+    pack: Kernel,
+}
+
+/// The kernels of a sort (kernels/sort.cuh).
+#[derive(Debug)]
+pub struct SortSteps {
     count: Kernel,
     scan: Kernel,
     scatter: Kernel,
-    measure: Kernel,
-    pack: Kernel,
+}
+
+impl SortSteps {
+    /// Their names.
+    pub const KERNELS: [&str; 3] = ["build_count", "build_scan", "build_scatter"];
+
+    /// Those of a module that has them.
+    pub fn of(module: &Arc<Module>) -> Result<Self> {
+        let [count, scan, scatter] = Self::KERNELS.map(|name| module.kernel(name));
+        Ok(Self { count: count?, scan: scan?, scatter: scatter? })
+    }
+
+    /// Sorts by one digit, with `blocks` thread blocks.
+    pub fn step(&self, stream: &Stream, blocks: u32, arguments: &SortArgs) -> Result<()> {
+        stream.launch(&self.count, blocks, SORT_THREADS, arguments)?;
+        self.scan(stream, arguments.counts, arguments.totals, blocks << arguments.bits, blocks)?;
+        stream.launch(&self.scatter, blocks, SORT_THREADS, arguments)
+    }
+
+    /// Scans `count` numbers in rows of `row` numbers.
+    pub fn scan(&self, stream: &Stream, numbers: u64, totals: u64, count: u32, row: u32) -> Result<()> {
+        let arguments = ScanArgs { numbers, totals, count, row };
+        stream.launch(&self.scan, count.div_ceil(row), SORT_THREADS, &arguments)
+    }
 }
 
 impl SortKernels {
     /// Loads them from the embedded PTX.
     pub fn load(device: &Arc<Device>) -> Result<Self> {
         let module = device.module(&embedded_ptx(&KERNELS))?;
-        let [keys, count, scan, scatter, measure, pack] = KERNELS.map(|name| module.kernel(name));
-        Ok(Self {
-            keys: keys?,
-            count: count?,
-            scan: scan?,
-            scatter: scatter?,
-            measure: measure?,
-            pack: pack?,
-        })
+        let [keys, measure, pack] =
+            ["build_keys", "build_measure", "build_pack"].map(|name| module.kernel(name));
+        Ok(Self { keys: keys?, sort: SortSteps::of(&module)?, measure: measure?, pack: pack? })
     }
 }
 
@@ -252,18 +276,22 @@ impl<'a> BuildJob<'a> {
             job.clock.mark()?;
             for step in 0..plan.digits {
                 let (from, to) = (step as usize % 2, (step as usize + 1) % 2);
-                job.sort_step(&SortArgs {
-                    rows_in: rows[from].address(),
-                    positions_in: if step == 0 { 0 } else { address(&positions[from]) },
-                    rows_out: rows[to].address(),
-                    positions_out: address(&positions[to]),
-                    counts: counts.address(),
-                    totals: totals.address(),
-                    nnz: plan.positions_end,
-                    shift: step * plan.digit_bits,
-                    bits: plan.digit_bits,
-                    unused: 0,
-                })?;
+                job.kernels.sort.step(
+                    job.stream,
+                    plan.sort_blocks,
+                    &SortArgs {
+                        rows_in: rows[from].address(),
+                        positions_in: if step == 0 { 0 } else { address(&positions[from]) },
+                        rows_out: rows[to].address(),
+                        positions_out: address(&positions[to]),
+                        counts: counts.address(),
+                        totals: totals.address(),
+                        nnz: plan.positions_end,
+                        shift: step * plan.digit_bits,
+                        bits: plan.digit_bits,
+                        unused: 0,
+                    },
+                )?;
                 job.clock.mark()?;
             }
             Ok(())
@@ -271,19 +299,6 @@ impl<'a> BuildJob<'a> {
         let last = plan.digits as usize % 2;
         let [rows, positions] = [rows.map(Some), positions].map(|pair| pair.into_iter().nth(last).flatten());
         Ok((rows.expect("both are there"), positions.expect("the last step has written them")))
-    }
-
-    fn sort_step(&self, arguments: &SortArgs) -> Result<()> {
-        let (kernels, blocks) = (self.kernels, self.plan.sort_blocks);
-        self.stream.launch(&kernels.count, blocks, SORT_THREADS, arguments)?;
-        self.scan(arguments.counts, arguments.totals, blocks << arguments.bits, blocks)?;
-        self.stream.launch(&kernels.scatter, blocks, SORT_THREADS, arguments)
-    }
-
-    /// Scans `count` numbers in rows of `row` numbers.
-    fn scan(&self, numbers: u64, totals: u64, count: u32, row: u32) -> Result<()> {
-        let arguments = ScanArgs { numbers, totals, count, row };
-        self.stream.launch(&self.kernels.scan, count.div_ceil(row), SORT_THREADS, &arguments)
     }
 
     /// Writes the records of the new tiles. Returns the length of each image's columns, in units of 64 bytes.
@@ -294,7 +309,8 @@ impl<'a> BuildJob<'a> {
         self.run(|job| {
             job.clock.mark()?;
             job.stream.launch(&job.kernels.measure, plan.tiles, TILE_THREADS, &job.arguments)?;
-            job.scan(job.arguments.offsets, totals.address(), plan.tiles, plan.image_tiles)?;
+            let (sort, offsets) = (&job.kernels.sort, job.arguments.offsets);
+            sort.scan(job.stream, offsets, totals.address(), plan.tiles, plan.image_tiles)?;
             job.clock.mark()
         })?;
         self.check()?;

@@ -19,7 +19,7 @@ const IMAGE_ALIGN: u64 = 256;
 /// The most nonzeros in an image. With any column widths, it stays below 4 GiB.
 const IMAGE_NNZ_MAX: u32 = 1 << 26;
 /// Thread blocks that sort at the same time on a multiprocessor.
-const SORT_BLOCKS: u32 = 4;
+pub const SORT_BLOCKS: u32 = 4;
 
 /// The value encoding of images built from chunks of `encodings`: integers if all chunks have integers, otherwise the type by which factors
 /// of `precision` are multiplied. (That is f64 if f32 would turn a value into infinity, since images hold finite values.)

@@ -9,7 +9,7 @@
 use crate::backend::cuda::expand::is_expanded;
 use crate::backend::cuda::mode_sorted::{CopyPlan, check_layouts, value_encoding};
 use crate::backend::device::{DeviceOrder, Facts};
-use crate::backend::plan::{BuildPlan, ModePlan, Operation, Place};
+use crate::backend::plan::{BuildPlan, ModePlan, ModeSeconds, Operation, Place};
 use crate::dense::Precision;
 use crate::encoding::TILE_NNZ;
 use crate::encoding::values::ValueEncoding;
@@ -240,6 +240,24 @@ impl Rates {
         nnz as f64 * bytes / (0.65 * self.memory)
     }
 
+    /// Estimates the times of `operation` for `mode` of a store.
+    pub fn of_store(
+        &self,
+        store: &Store,
+        operation: &Operation,
+        samples: &Samples,
+        mode: usize,
+    ) -> ModeSeconds {
+        let manifest = store.manifest();
+        let nnz = manifest.chunks[store.chunks_for(mode)].iter().map(|chunk| chunk.nnz).sum();
+        let sample = samples.of(store, mode);
+        let mut seconds = self.of_mode((&manifest.shape, nnz), operation, sample, mode);
+        if is_by_row(store, mode) {
+            seconds.in_store_order = seconds.in_store_order.max(BY_ROW * seconds.sorted);
+        }
+        seconds
+    }
+
     /// Estimates the times of `operation` for `mode`.
     pub fn of_mode(
         &self,
@@ -248,7 +266,7 @@ impl Rates {
         sample: &Sample,
         mode: usize,
     ) -> ModeSeconds {
-        let (nnz, rank) = (nnz as f64, operation.rank as f64);
+        let (all, nnz, rank) = (nnz, nnz as f64, operation.rank as f64);
         let rows = |m: usize| f64::from(shape.dims()[m]);
         let sum_bytes = rank * 8.0;
         let update = sum_bytes / self.updates(rows(mode) * sum_bytes);
@@ -272,32 +290,8 @@ impl Rates {
             update,
             cleared: rows(mode) * (sum_bytes + rounded_bytes) / self.streams(),
             written: rows(mode) * row_bytes / self.streams(),
+            built: self.build((shape, all), mode),
         }
-    }
-}
-
-/// Estimated times of a mode.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct ModeSeconds {
-    /// Reading and updating rows for the nonzeros in the store's order. Each group updates the rows that it contains, and finds rows of the
-    /// other modes in its cache when it meets them again. If other modes are computed in the same pass, modes share decoded tiles and
-    /// cached rows.
-    pub in_store_order: f64,
-    /// Reading factor rows for the nonzeros sorted by the mode's rows: no row is cached.
-    pub sorted: f64,
-    /// Updating a row.
-    pub update: f64,
-    /// Clearing sums and, from f64 to f32, reading and writing them again.
-    pub cleared: f64,
-    /// Writing each row once.
-    pub written: f64,
-}
-
-impl ModeSeconds {
-    /// The time per pass that a mode-sorted copy saves if the whole copy is on the device: rows are written once instead of cleared and
-    /// updated.
-    fn saved(&self) -> f64 {
-        self.in_store_order + self.cleared - self.sorted - self.written
     }
 }
 
@@ -345,15 +339,12 @@ pub(super) fn choose(
             Err(e) => return Err(e),
         };
         let nnz = copy.nnz().into();
-        let mut seconds = rates.of_mode((&manifest.shape, nnz), operation, sample, mode);
-        if is_by_row(store, mode) {
-            seconds.in_store_order = seconds.in_store_order.max(BY_ROW * seconds.sorted);
-        }
+        let seconds = rates.of_store(store, operation, samples, mode);
         let sorted_bytes = (operation.sorted_bytes)(nnz, operation.rank);
         let mut plan = ModePlan {
             rows_per_nonzero: sample.rows_per_nonzero[mode],
             saved_seconds: seconds.saved(),
-            build_seconds: rates.build((&manifest.shape, nnz), mode),
+            build_seconds: seconds.built,
             copy_bytes: copy.result_bytes_max + sorted_bytes,
             peak_bytes: copy.peak_bytes() + sorted_bytes,
             ..Choice::none(store, mode, "").mode
@@ -475,11 +466,9 @@ mod tests {
             };
             let (rates, share) = (Rates::of(&facts), facts.memory_share(3.0e9, 0.002));
             assert!((share - if memory_bytes_per_second > 0.0 { 0.5 } else { 0.0 }).abs() < 1e-12);
-            let ModeSeconds { in_store_order, sorted, update, cleared, written } =
+            let ModeSeconds { in_store_order, sorted, update, cleared, written, built } =
                 of_first_mode(&rates, &[0, 1, 2], false);
-            for seconds in
-                [in_store_order, sorted, update, cleared, written, rates.build((&shape(), 1_000_000), 0)]
-            {
+            for seconds in [in_store_order, sorted, update, cleared, written, built] {
                 assert!(
                     seconds.is_finite() && seconds > 0.0,
                     "{memory_bytes_per_second} {l2_bytes}: {seconds}"

@@ -1,10 +1,10 @@
 //! Chooses the modes with mode-sorted copies in host memory, and plans their resources.
 
-use super::choose::{self, Choice, ModeSeconds, Rates, Samples, values};
+use super::choose::{self, Choice, Rates, Samples, values};
 use crate::backend::cuda::expand::resident_bytes;
 use crate::backend::cuda::mode_sorted::CopyPlan;
 use crate::backend::device::Facts;
-use crate::backend::plan::{BuildPlan, ModePlan, Operation, Place};
+use crate::backend::plan::{BuildPlan, ModePlan, ModeSeconds, Operation, Place};
 use crate::error::Result;
 use crate::store::Store;
 use std::ops::Range;

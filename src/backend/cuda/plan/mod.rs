@@ -10,12 +10,12 @@ use super::expand::{self, resident_bytes};
 use super::mode_sorted::check_layouts;
 use crate::backend::device::{DeviceLimits, DeviceOrder, Facts};
 use crate::backend::plan::{
-    BuildPlan, DevicePlan, DeviceRequest, ImageSet, Images, LanesPlan, LinkPlan, Operation, Place, Residence,
-    Room, Shortfall,
+    BuildPlan, DevicePlan, DeviceRequest, ImageSet, Images, LanesPlan, LinkPlan, ModeSeconds, Operation,
+    Place, Residence, Room, Shortfall,
 };
 use crate::error::{Error, Result};
 use crate::store::Store;
-use choose::{Choice, Samples};
+use choose::{Choice, Rates, Samples};
 use host_copies::{HostRoom, Planner};
 use room::LANES;
 use std::sync::Arc;
@@ -33,6 +33,12 @@ pub fn plan(
     let room = Room::of(device, store, limits)?;
     let request = DeviceRequest { operation, limits: *limits, room, shortfalls: Vec::new() };
     make(&device.facts, store, &request)
+}
+
+/// Estimates the times of each mode of `operation`, if one device has all of `store`.
+pub fn seconds(facts: &Facts, store: &Store, operation: &Operation) -> Result<Vec<ModeSeconds>> {
+    let (samples, rates) = (Samples::new(store, operation)?, Rates::of(facts));
+    Ok(operation.modes.iter().map(|&mode| rates.of_store(store, operation, &samples, mode)).collect())
 }
 
 /// Makes the plan that replaces `plan` after `shortfall`.

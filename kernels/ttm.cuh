@@ -1,0 +1,228 @@
+// SpTTM (src/op/ttm/cuda.rs): every fiber along a mode times a matrix. All nonzeros lie on the device, a column of indices for each mode
+// and one of values; `positions` says which of them comes where once they are sorted by fiber.
+//
+//   append       a chunk's nonzeros to the columns
+//   keys         the indices of a mode in the order that the sort (sort.cuh) has reached
+//   ends         which nonzero is the last of its fiber, and how many such a tile has; scans turn these into the fibers' numbers
+//   rows         the fibers of a tile of sorted nonzeros: coordinates, and the rows of those that lie in it
+//   fix_up       the rows of fibers that lie in several tiles
+//
+// **Order of additions.** Products are in T. The nonzeros of a fiber in a tile are added up one after the other in f64, then the tiles'
+// sums one after the other. So a result is the same to the bit for any window, and the host's.
+#pragma once
+#include "sort.cuh"
+#include "tile.cuh"
+
+namespace ttm {
+
+constexpr u32 TILE = BLCO_TILE_NNZ, THREADS = BLCO_TILE_THREADS, WORDS = TILE / 32, WARPS = THREADS / 32;
+
+// A thread block of THREADS for each tile of the chunk.
+template <class LAYOUT, class T> __device__ __forceinline__ void append(const AppendArgs& a)
+{
+    constexpr int PER = 2;
+    const Header h = LAYOUT::header_of((const u8*)a.chunk.one.image);
+    const u32 first = blockIdx.x * TILE, rest = h.nnz - first, nnz = rest < TILE ? rest : TILE;
+    bool bad = false;
+    for (u32 begin = 0; begin < TILE; begin += PER * THREADS) {
+        const Slots slots = {begin + threadIdx.x, THREADS, nnz};
+        u32 index[PER][BLCO_ORDER_MAX];
+        T value[PER];
+        LAYOUT::template decode<T, BLCO_ORDER_MAX, PER>(index, value, a.chunk, h, blockIdx.x, slots, bad);
+#pragma unroll
+        for (int k = 0; k < PER; ++k) {
+            if (!slots.real(k)) continue;
+            const u64 at = a.first + first + slots(k);
+#pragma unroll
+            for (u32 m = 0; m < BLCO_ORDER_MAX; ++m) {
+                if (m >= a.chunk.order) break;
+                ((u32*)a.columns[m])[at] = index[k][m];
+            }
+            ((T*)a.values)[at] = value[k];
+        }
+    }
+    if (bad) atomicMin((u32*)a.chunk.fault, a.chunk.one.number);
+}
+
+// A grid of thread blocks of BLCO_ROW_THREADS: a thread for each nonzero.
+__device__ inline void keys(const FiberKeysArgs& a)
+{
+    const u64 i = (u64)blockIdx.x * BLCO_ROW_THREADS + threadIdx.x;
+    if (i < a.nnz) ((u32*)a.keys)[i] = __ldg((const u32*)a.column + ((const u32*)a.positions)[i]);
+}
+
+__device__ __forceinline__ u32 position(const TtmArgs& a, u32 i)
+{
+    return a.positions == 0 ? i : __ldg((const u32*)a.positions + i);
+}
+
+// Whether the nonzero is the last of its fiber.
+__device__ __forceinline__ bool is_last(const TtmArgs& a, u32 i)
+{
+    if (i + 1 == a.nnz) return true;
+    const u32 own = position(a, i), next = position(a, i + 1);
+    for (u32 m = 0; m < a.order; ++m) {
+        const u32* const column = (const u32*)a.columns[m];
+        if (m != a.mode && __ldg(column + own) != __ldg(column + next)) return true;
+    }
+    return false;
+}
+
+// A thread block of THREADS for each tile of all nonzeros.
+__device__ inline void ends(const TtmArgs& a)
+{
+    __shared__ u32 counts[WARPS];
+    u32 count = 0;
+    for (u32 begin = 0; begin < TILE; begin += THREADS) {
+        const u64 i = (u64)blockIdx.x * TILE + begin + threadIdx.x;
+        const u32 word = __ballot_sync(~0u, i < a.nnz && is_last(a, (u32)i));
+        if (threadIdx.x % 32 == 0) ((u32*)a.ends)[i / 32] = word;
+        count += __popc(word);
+    }
+    if (threadIdx.x % 32 == 0) counts[threadIdx.x / 32] = count;
+    __syncthreads();
+    if (threadIdx.x > 0) return;
+    for (u32 w = 1; w < WARPS; ++w) count += counts[w];
+    ((u32*)a.before)[blockIdx.x] = count;
+    // Behind the last tile: all.
+    if (blockIdx.x + 1 == gridDim.x) ((u32*)a.before)[gridDim.x] = 0;
+}
+
+// Fibers that end before a tile, counted from the window's first.
+__device__ __forceinline__ u32 ended_before(const TtmArgs& a, u32 tile)
+{
+    return ((const u32*)a.before)[tile] + ((const u32*)a.totals)[tile / BLCO_SCAN_ROW] - a.first_fiber;
+}
+
+// Whether the fiber of a tile's first nonzero begins in a tile before.
+__device__ __forceinline__ bool has_begun(const TtmArgs& a, u32 tile)
+{
+    return tile > 0 && ((const u32*)a.ends)[tile * WORDS - 1] >> 31 == 0;
+}
+
+__device__ __forceinline__ double product(double value, double number)
+{
+    return __dmul_rn(value, number);
+}
+
+__device__ __forceinline__ double product(float value, float number)
+{
+    return (double)__fmul_rn(value, number);
+}
+
+// What a tile of the window leaves of its first fiber, if that has begun before, or (`last`) of its last one, if that goes on.
+__device__ __forceinline__ double* part_of(const TtmArgs& a, u32 tile, bool last)
+{
+    return (double*)a.parts + (2ull * (tile - a.first_tile) + last) * a.rank;
+}
+
+// A thread block of THREADS for each tile of the window. A group of 2^lanes threads adds up a fiber, each some columns.
+template <class T> __device__ __forceinline__ void rows(const TtmArgs& a)
+{
+    __shared__ u32 leaves[TILE], words[WORDS];
+    __shared__ T values[TILE];
+    // The last nonzero of each fiber; what is left of the tile behind them belongs to one that goes on.
+    __shared__ u16 lasts[TILE + 1];
+    const u32 tile = a.first_tile + blockIdx.x, first = tile * TILE, rest = a.nnz - first, nnz = rest < TILE ? rest : TILE;
+    const u32 before = ended_before(a, tile);
+    if (threadIdx.x < WORDS) words[threadIdx.x] = ((const u32*)a.ends)[first / 32 + threadIdx.x];
+    for (u32 i = threadIdx.x; i < nnz; i += THREADS) {
+        const u32 at = position(a, first + i);
+        leaves[i] = __ldg((const u32*)a.columns[a.mode] + at);
+        values[i] = __ldg((const T*)a.values + at);
+    }
+    __syncthreads();
+    u32 ended = 0;
+    for (u32 w = 0; w < WORDS; ++w) ended += __popc(words[w]);
+    for (u32 i = threadIdx.x; i < nnz; i += THREADS) {
+        if ((words[i / 32] >> i % 32 & 1) == 0) continue;
+        u32 fiber = __popc(words[i / 32] & ((1u << i % 32) - 1));
+        for (u32 w = 0; w < i / 32; ++w) fiber += __popc(words[w]);
+        lasts[fiber] = (u16)i;
+        const u32 at = position(a, first + i);
+        u32* to = (u32*)a.coordinates + (u64)(before + fiber) * (a.order - 1);
+        for (u32 m = 0; m < a.order; ++m) {
+            if (m != a.mode) *to++ = __ldg((const u32*)a.columns[m] + at);
+        }
+    }
+    const bool goes_on = (words[(nnz - 1) / 32] >> (nnz - 1) % 32 & 1) == 0;
+    if (threadIdx.x == 0 && goes_on) lasts[ended] = (u16)(nnz - 1);
+    const bool begun = has_begun(a, tile);
+    __syncthreads();
+    const u32 step = 1u << a.lanes;
+    for (u32 fiber = threadIdx.x >> a.lanes; fiber < ended + goes_on; fiber += THREADS >> a.lanes) {
+        const u32 begin = fiber == 0 ? 0 : lasts[fiber - 1] + 1u, end = lasts[fiber] + 1u;
+        const bool continues = fiber == 0 && begun, whole = !continues && fiber < ended;
+        for (u32 c = threadIdx.x & (step - 1); c < a.rank; c += step) {
+            const T* const matrix = (const T*)a.matrix + c;
+            double sum = 0.0;
+#pragma unroll 8
+            for (u32 i = begin; i < end; ++i) {
+                sum = __dadd_rn(sum, product(values[i], __ldg(matrix + (u64)leaves[i] * a.rank)));
+            }
+            if (whole) ((T*)a.results)[(u64)(before + fiber) * a.rank + c] = (T)sum;
+            else part_of(a, tile, !continues)[c] = sum;
+        }
+    }
+}
+
+// A warp for each tile of the window, and one before them: adds up the fiber that the tile leaves open, or the window before, over the
+// tiles that follow. If it goes on in the next window, its sum is carried over.
+template <class T> __device__ __forceinline__ void fix_up(const TtmArgs& a)
+{
+    const u32 warp = blockIdx.x * (BLCO_ROW_THREADS / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (warp > a.end_tile - a.first_tile) return;
+    u32 next = a.first_tile + warp;
+    const double* sums = (const double*)a.carry_in;
+    if (warp == 0) {
+        if (!has_begun(a, next)) return;
+    } else {
+        // Not where a tile is all of a fiber that has begun before it.
+        const u32 tile = next - 1;
+        if (next == a.tiles || !has_begun(a, next)) return;
+        if (has_begun(a, tile) && ended_before(a, tile) == ended_before(a, next)) return;
+        sums = part_of(a, tile, true);
+    }
+    u32 end = next;
+    while (end < a.end_tile && ended_before(a, end) == ended_before(a, end + 1)) ++end;
+    const bool ends = end < a.end_tile;
+    for (u32 c = lane; c < a.rank; c += 32) {
+        double sum = sums[c];
+#pragma unroll 8
+        for (u32 tile = next; tile < end + ends; ++tile) sum = __dadd_rn(sum, part_of(a, tile, false)[c]);
+        if (ends) ((T*)a.results)[(u64)ended_before(a, end) * a.rank + c] = (T)sum;
+        else ((double*)a.carry_out)[c] = sum;
+    }
+}
+
+}  // namespace ttm
+
+// The kernels for one precision.
+#define BLCO_TTM(name, real)                                                                                           \
+    extern "C" __global__ void __launch_bounds__(BLCO_TILE_THREADS) ttm_append_tiled_##name(const AppendArgs args)     \
+    {                                                                                                                  \
+        ttm::append<Tiled, real>(args);                                                                                \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(BLCO_TILE_THREADS) ttm_append_raw_##name(const AppendArgs args)       \
+    {                                                                                                                  \
+        ttm::append<Raw, real>(args);                                                                                  \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(BLCO_TILE_THREADS) ttm_rows_##name(const TtmArgs args)                \
+    {                                                                                                                  \
+        ttm::rows<real>(args);                                                                                         \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(BLCO_ROW_THREADS) ttm_fix_up_##name(const TtmArgs args)               \
+    {                                                                                                                  \
+        ttm::fix_up<real>(args);                                                                                       \
+    }
+
+// And those that serve both.
+#define BLCO_TTM_SORT                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(BLCO_ROW_THREADS) ttm_keys(const FiberKeysArgs args)                  \
+    {                                                                                                                  \
+        ttm::keys(args);                                                                                               \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(BLCO_TILE_THREADS) ttm_ends(const TtmArgs args)                       \
+    {                                                                                                                  \
+        ttm::ends(args);                                                                                               \
+    }

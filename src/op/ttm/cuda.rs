@@ -1,0 +1,372 @@
+//! SpTTM on a GPU (kernels/ttm.cuh). The pass appends the nonzeros of every chunk to columns on the device. There they are sorted by
+//! fiber, unless the store has that order; then fibers are computed in windows of consecutive tiles. A window is copied back and
+//! handed over while the next one is computed.
+//!
+//! **Order of additions.** The host's ([`super`]), so bits are the same for any chunks, lanes and windows, and as on the host unless
+//! coordinates repeat: these are added one by one, not first to each other.
+
+use super::{FiberSink, Fibers, is_in_order};
+use crate::backend::cuda::abi::{AppendArgs, MttkrpArgs, TILE, TtmArgs};
+use crate::backend::cuda::driver::{Device, Download, Event, Memory, Pinned, Stream};
+use crate::backend::cuda::fault::Fault;
+use crate::backend::cuda::ttm::{SortMemory, TtmKernels, scan_rows};
+use crate::backend::cuda::{DeviceOp, Launch};
+use crate::backend::plan::Operation;
+use crate::dense::{MatrixRef, Real};
+use crate::error::{Error, Result};
+use crate::op::mttkrp::cuda::{chunk_arguments, encoding};
+use crate::store::{Manifest, Store};
+use crate::sys::Sys;
+use bytemuck::Pod;
+use rayon::prelude::*;
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// Bytes of a window's fibers, and of what its tiles leave to each other, unless a single tile takes more.
+pub const WINDOW_BYTES: u64 = 8 << 20;
+/// Windows at a time: one is computed while the other is copied back and handed over.
+const WINDOWS: usize = 2;
+/// Fibers that are handed over together.
+const FIBERS_TOGETHER: usize = 4096;
+
+/// What there is of everything.
+#[derive(Clone, Copy, Debug)]
+struct Sizes {
+    order: u64,
+    nnz: u32,
+    tiles: u32,
+    rank: u64,
+    /// Bytes of a number.
+    element: u64,
+    /// Tiles and fibers of a window, at most.
+    window_tiles: u32,
+    window_fibers: u64,
+    is_in_order: bool,
+}
+
+impl Sizes {
+    fn new<T: Real>(manifest: &Manifest, mode: usize, rank: usize, window_bytes: u64) -> Result<Self> {
+        let (order, rank, element) = (manifest.shape.order() as u64, rank as u64, size_of::<T>() as u64);
+        let is_few = |nnz: &u32| *nnz <= u32::MAX - 2 * TILE;
+        let nnz = u32::try_from(manifest.nnz).ok().filter(is_few).ok_or_else(|| {
+            Error::request("more than 2^32 nonzeros cannot be sorted on a GPU: take `Device::Cpu`")
+        })?;
+        let tiles = nnz.div_ceil(TILE);
+        let fiber = 4 * (order - 1) + element * rank;
+        let fibers = (window_bytes / fiber).max(TILE.into()).min(nnz.into());
+        let fitting = u32::try_from(window_bytes / (16 * rank)).unwrap_or(u32::MAX);
+        Ok(Self {
+            order,
+            nnz,
+            tiles,
+            rank,
+            element,
+            window_tiles: fitting.clamp(1, tiles.max(1)),
+            window_fibers: fibers.max(1),
+            is_in_order: is_in_order(manifest, mode),
+        })
+    }
+
+    /// Bytes of a window's coordinates and rows.
+    fn window_bytes(&self) -> [u64; 2] {
+        [4 * (self.order - 1), self.element * self.rank].map(|bytes| bytes * self.window_fibers)
+    }
+
+    fn parts_bytes(&self) -> u64 {
+        16 * self.rank * u64::from(self.window_tiles)
+    }
+
+    fn device_bytes(&self, multiprocessors: u32, rows: u64) -> u64 {
+        let (nnz, tiles) = (u64::from(self.nnz), u64::from(self.tiles));
+        let columns = (4 * self.order + self.element) * nnz;
+        let sorting = if self.is_in_order { 0 } else { SortMemory::bytes(multiprocessors, self.nnz) };
+        let fibers = (4 + u64::from(TILE / 8)) * (tiles + 1) + 4 * (u64::from(scan_rows(self.tiles)) + 1);
+        let windows = self.window_bytes().iter().sum::<u64>() * WINDOWS as u64;
+        let sums = self.parts_bytes() + 16 * self.rank;
+        let matrix = rows.saturating_mul(self.rank * self.element);
+        columns + sorting + fibers + windows + sums + matrix
+    }
+}
+
+/// The device memory and work of SpTTM along `mode`, from 0, with a matrix of `rank` columns, on a device of this many multiprocessors.
+/// An error for too many nonzeros.
+pub fn operation<T: Real>(
+    manifest: &Manifest,
+    mode: usize,
+    rank: usize,
+    multiprocessors: u32,
+) -> Result<Operation> {
+    let rows = manifest.shape.dims()[mode].into();
+    Ok(Operation {
+        bytes: Sizes::new::<T>(manifest, mode, rank, WINDOW_BYTES)?.device_bytes(multiprocessors, rows),
+        result_bytes: None,
+        modes: vec![mode],
+        rank,
+        precision: T::PRECISION,
+        sorted_bytes: |_, _| 0,
+        alternating: false,
+        reads_trees: false,
+        share: None,
+    })
+}
+
+/// Bytes of host memory, without the matrix: windows that are copied back, pinned, and one that is handed over; what fibers end before
+/// each tile.
+pub fn beside_device_bytes<T: Real>(manifest: &Manifest, mode: usize, rank: usize) -> Result<u64> {
+    let sizes = Sizes::new::<T>(manifest, mode, rank, WINDOW_BYTES)?;
+    Ok(sizes.window_bytes().iter().sum::<u64>() * (WINDOWS as u64 + 1) + 4 * (u64::from(sizes.tiles) + 1))
+}
+
+/// Buffers of a window.
+#[derive(Debug)]
+struct Window {
+    /// Coordinates and rows, on the device and once they are copied.
+    memory: [Memory; 2],
+    arrived: Option<[Pinned; 2]>,
+    computed: Event,
+    copied: [Arc<Event>; 2],
+}
+
+/// The operation.
+#[derive(Debug)]
+pub struct DeviceTtm<T> {
+    kernels: TtmKernels,
+    sizes: Sizes,
+    append: AppendArgs,
+    arguments: TtmArgs,
+    /// Where the first nonzero of each chunk goes.
+    firsts: Vec<u64>,
+    /// Modes by which nonzeros are sorted, the least significant first, with their bits.
+    keys: Vec<(usize, u32)>,
+    fault: Fault,
+    sorting: Option<SortMemory>,
+    before: Memory,
+    totals: Memory,
+    carries: [Memory; 2],
+    windows: Vec<Window>,
+    /// Kept for their addresses.
+    _memory: Vec<Memory>,
+    device: Arc<Device>,
+    sys: Sys,
+    marker: std::marker::PhantomData<T>,
+}
+
+fn bytes(x: u64) -> usize {
+    usize::try_from(x).unwrap_or(usize::MAX)
+}
+
+impl<T: Real + Pod> DeviceTtm<T> {
+    /// SpTTM of `store` along `mode`, from 0. `matrix` has a row for each index of the mode. Windows take about `window_bytes`,
+    /// [`WINDOW_BYTES`] except in tests.
+    pub fn new(
+        device: &Arc<Device>,
+        store: &Store,
+        mode: usize,
+        matrix: MatrixRef<'_, T>,
+        window_bytes: u64,
+    ) -> Result<Self> {
+        let (manifest, sys) = (store.manifest(), store.sys());
+        let (shape, order) = (&manifest.shape, manifest.shape.order());
+        let sizes = Sizes::new::<T>(manifest, mode, matrix.columns(), window_bytes)?;
+        let memory = |size: u64| device.memory(bytes(size));
+        let (nnz, tiles) = (u64::from(sizes.nnz), u64::from(sizes.tiles));
+        let mut held = Vec::with_capacity(order + 4);
+        let mut hold = |memory: Memory| {
+            held.push(memory);
+            held.last().map_or(0, Memory::address)
+        };
+        let fault = Fault::new(device)?;
+        let mut arguments = TtmArgs {
+            nnz: sizes.nnz,
+            tiles: sizes.tiles,
+            order: u32::try_from(order).unwrap_or(0),
+            mode: u32::try_from(mode).unwrap_or(0),
+            rank: u32::try_from(sizes.rank).unwrap_or(u32::MAX),
+            lanes: sizes.rank.next_power_of_two().trailing_zeros().min(5),
+            ..TtmArgs::default()
+        };
+        for column in &mut arguments.columns[..order] {
+            *column = hold(memory(4 * nnz)?);
+        }
+        arguments.values = hold(memory(sizes.element * nnz)?);
+        let mut on_device = memory(size_of_val(matrix.data()) as u64)?;
+        on_device.write(matrix.data())?;
+        arguments.matrix = hold(on_device);
+        arguments.ends = hold(memory(u64::from(TILE / 8) * tiles)?);
+        arguments.parts = hold(memory(sizes.parts_bytes())?);
+        let before = memory(4 * (tiles + 1))?;
+        let totals = memory(4 * (u64::from(scan_rows(sizes.tiles)) + 1))?;
+        (arguments.before, arguments.totals) = (before.address(), totals.address());
+        let chunk = MttkrpArgs { fault: fault.address(), ..chunk_arguments(shape)? };
+        let append = AppendArgs { chunk, columns: arguments.columns, values: arguments.values, first: 0 };
+        let firsts = manifest.chunks.iter().scan(0, |end, chunk| {
+            *end += chunk.nnz;
+            Some(*end - chunk.nnz)
+        });
+        let window = |_| {
+            let [coordinates, rows] = sizes.window_bytes();
+            let event = || device.event(false).map(Arc::new);
+            Ok(Window {
+                memory: [memory(coordinates)?, memory(rows)?],
+                arrived: Some([device.pinned(sys, bytes(coordinates))?, device.pinned(sys, bytes(rows))?]),
+                computed: device.event(false)?,
+                copied: [event()?, event()?],
+            })
+        };
+        // Inside a partition, nonzeros that differ in the mode alone ascend: linear indices do.
+        let least = (manifest.partitions.len() > 1).then_some(mode);
+        let keys = least.into_iter().chain((0..order).rev().filter(|&m| m != mode));
+        Ok(Self {
+            kernels: TtmKernels::load(device, T::PRECISION, encoding(store))?,
+            sizes,
+            append,
+            arguments,
+            firsts: firsts.collect(),
+            keys: keys.map(|mode| (mode, shape.bits(mode))).collect(),
+            fault,
+            sorting: (!sizes.is_in_order).then(|| SortMemory::new(device, sizes.nnz)).transpose()?,
+            before,
+            totals,
+            carries: [memory(8 * sizes.rank)?, memory(8 * sizes.rank)?],
+            windows: (0..WINDOWS).map(window).collect::<Result<_>>()?,
+            _memory: held,
+            device: Arc::clone(device),
+            sys: sys.clone(),
+            marker: std::marker::PhantomData,
+        })
+    }
+
+    /// Sorts and computes after the pass. Fibers go to `sink`, in order; without one they are counted. Returns their number.
+    pub fn finish(&mut self, mut sink: Option<FiberSink<'_, T>>) -> Result<u64> {
+        if self.sizes.nnz == 0 {
+            return Ok(0);
+        }
+        // Dropped last: copies wait for their stream.
+        let (computing, copying) = (self.device.stream(true)?, self.device.stream(true)?);
+        let ended = self.sort(&computing)?;
+        let fibers = ended[self.sizes.tiles as usize];
+        let Some(sink) = &mut sink else { return Ok(fibers.into()) };
+        let mut on_the_way = VecDeque::with_capacity(WINDOWS);
+        let (mut first_tile, mut number, mut sent) = (0, 0, 0);
+        while first_tile < self.sizes.tiles {
+            self.sys.check_cancelled()?;
+            let end_tile = self.end_of_window(&ended, first_tile);
+            let (at, carry) = (sent % WINDOWS, number % WINDOWS);
+            if on_the_way.len() == WINDOWS {
+                self.hand_over(&mut on_the_way, sink)?;
+            }
+            let window = &self.windows[at];
+            (self.arguments.first_tile, self.arguments.end_tile) = (first_tile, end_tile);
+            self.arguments.first_fiber = ended[first_tile as usize];
+            self.arguments.coordinates = window.memory[0].address();
+            self.arguments.results = window.memory[1].address();
+            self.arguments.carry_in = self.carries[carry].address();
+            self.arguments.carry_out = self.carries[1 - carry].address();
+            self.kernels.window(&computing, &self.arguments)?;
+            let fibers = ended[end_tile as usize] - ended[first_tile as usize];
+            if fibers > 0 {
+                window.computed.record(&computing)?;
+                copying.wait(&window.computed)?;
+                on_the_way.push_back((at, self.send(at, fibers, &copying)?));
+                sent += 1;
+            }
+            (first_tile, number) = (end_tile, number + 1);
+        }
+        while !on_the_way.is_empty() {
+            self.hand_over(&mut on_the_way, sink)?;
+        }
+        computing.synchronize()?;
+        Ok(fibers.into())
+    }
+
+    /// Sorts nonzeros by fiber. Returns how many fibers end before each tile, and how many there are.
+    fn sort(&mut self, stream: &Stream) -> Result<Vec<u32>> {
+        let columns: Vec<(u64, u32)> =
+            self.keys.iter().map(|&(mode, bits)| (self.arguments.columns[mode], bits)).collect();
+        stream.finish(|stream| {
+            if let Some(memory) = &self.sorting {
+                self.arguments.positions = self.kernels.sort(stream, &columns, self.sizes.nnz, memory)?;
+            }
+            self.kernels.number(stream, &self.arguments)
+        })?;
+        let tiles = self.sizes.tiles as usize;
+        let mut ended: Vec<u32> = self.sys.vec(0, tiles + 1)?;
+        let mut totals = vec![0; scan_rows(self.sizes.tiles) as usize];
+        self.before.read(&mut ended)?;
+        self.totals.read(&mut totals)?;
+        let rows = ended.chunks_mut(crate::backend::cuda::abi::SCAN_ROW as usize);
+        rows.zip(&totals).for_each(|(row, total)| row.iter_mut().for_each(|count| *count += total));
+        Ok(ended)
+    }
+
+    /// The tile behind the last one of the window that begins at `first`.
+    fn end_of_window(&self, ended: &[u32], first: u32) -> u32 {
+        let most = (first + self.sizes.window_tiles).min(self.sizes.tiles);
+        let fits =
+            |&end: &u32| u64::from(ended[end as usize] - ended[first as usize]) <= self.sizes.window_fibers;
+        // Fibers of one tile always fit.
+        let (mut low, mut high) = (first + 1, most);
+        while low < high {
+            let middle = low + (high - low).div_ceil(2);
+            if fits(&middle) { low = middle } else { high = middle - 1 }
+        }
+        low
+    }
+
+    /// Starts the way back of the fibers of window `at`.
+    fn send(&mut self, at: usize, fibers: u32, stream: &Stream) -> Result<(u32, [Download; 2])> {
+        let each = self.sizes.window_bytes().map(|all| bytes(all / self.sizes.window_fibers));
+        let window = &mut self.windows[at];
+        let [coordinates, rows] = window.arrived.take().expect("a window has been handed over");
+        let copy = |which: usize, to| {
+            let length = each[which] * fibers as usize;
+            stream.download(&window.memory[which], 0, length, to, &window.copied[which])
+        };
+        Ok((fibers, [copy(0, coordinates)?, copy(1, rows)?]))
+    }
+
+    /// Hands over the fibers of the first window, once they have come.
+    fn hand_over(
+        &mut self,
+        on_the_way: &mut VecDeque<(usize, (u32, [Download; 2]))>,
+        sink: &mut FiberSink<'_, T>,
+    ) -> Result<()> {
+        let Some((at, (fibers, [coordinates, rows]))) = on_the_way.pop_front() else { return Ok(()) };
+        let arrived = [coordinates.finish()?, rows.finish()?];
+        let (others, rank) = (bytes(self.sizes.order - 1), bytes(self.sizes.rank));
+        let coordinates: &[u32] = bytemuck::cast_slice(&arrived[0].as_ref()[..4 * others * fibers as usize]);
+        let values: &[u8] = &arrived[1].as_ref()[..size_of::<T>() * rank * fibers as usize];
+        let values: &[T] = bytemuck::cast_slice(values);
+        let together = coordinates
+            .par_chunks(others * FIBERS_TOGETHER)
+            .zip(values.par_chunks(rank * FIBERS_TOGETHER))
+            .map(|(coordinates, values)| Fibers {
+                coordinates: coordinates.to_vec(),
+                values: values.to_vec(),
+            });
+        let fibers: Vec<Fibers<T>> = together.collect();
+        self.windows[at].arrived = Some(arrived);
+        sink(fibers)
+    }
+}
+
+impl<T: Real + Pod> DeviceOp for DeviceTtm<T> {
+    fn begin(&mut self, _part: usize, _empty: Option<&Memory>, _stream: &Stream) -> Result<()> {
+        self.fault.clear()
+    }
+
+    fn launch(&mut self, _parts: &[usize], stream: &Stream, work: &Launch) -> Result<usize> {
+        let first = self.firsts[work.one.number as usize];
+        let chunk = MttkrpArgs { one: work.one, ..self.append.chunk };
+        self.kernels.append(stream, work.blocks, &AppendArgs { chunk, first, ..self.append })?;
+        Ok(0)
+    }
+
+    fn bytes_per_nonzero(&self) -> f64 {
+        (4 * self.sizes.order + self.sizes.element) as f64
+    }
+
+    fn damaged_chunk(&self) -> Result<Option<u32>> {
+        self.fault.chunk()
+    }
+}
