@@ -10,7 +10,7 @@ use super::progress::Bar;
 use super::{Common, Program, Report, agreed_rank, machine, options_of};
 use crate::decomp::checkpoint::{Checkpointer, Identity};
 use crate::decomp::score::{self, Pair, Score, score};
-use crate::decomp::{CpWatch, CpWatchers, Init, LAMBDA_FILE, Model, Problem};
+use crate::decomp::{CpWatch, CpWatchers, Init, Iteration, LAMBDA_FILE, Model, Problem};
 use crate::dense::{Precision, Real, factors_rank, load_factors, mode_file};
 use crate::engine::{Cp, Engine};
 use crate::error::{Error, Result};
@@ -18,6 +18,7 @@ use crate::store::Store;
 use crate::stream::{program_bytes, too_little};
 use crate::sys::{File, Sys};
 use clap::{Args, Parser};
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -269,7 +270,9 @@ impl Cpd {
             let decompose = |rank| {
                 let watch = |at: &CpWatch<'_>| self.show(progress, &store, Some(rank), at);
                 let init = Init::Seeded { seed, starts: self.starts() };
-                session.decompose(&cp.with_rank(rank), init, None, CpWatchers::progress(&watch))
+                let ended = |start, last: &Iteration| Ok(self.ended(progress, Some(rank), start, last));
+                let watchers = CpWatchers { progress: &watch, iteration: &ended };
+                session.decompose(&cp.with_rank(rank), init, None, watchers)
             };
             let (ranks, rank, outcome) = decompose_each(ranks, decompose)?;
             report.settings.rank = rank;
@@ -277,7 +280,8 @@ impl Cpd {
             outcome
         } else {
             let watch = |at: &CpWatch<'_>| self.show(progress, &store, None, at);
-            session.decompose(&cp, init, checkpoint, CpWatchers::progress(&watch))?
+            let ended = |start, last: &Iteration| Ok(self.ended(progress, None, start, last));
+            session.decompose(&cp, init, checkpoint, CpWatchers { progress: &watch, iteration: &ended })?
         };
         progress.end();
         let (used, kernels) = session.into_plan();
@@ -323,35 +327,47 @@ impl Cpd {
         ])
     }
 
+    /// Shows where a decomposition is, on one bar for the whole run.
     fn show(&self, progress: &Bar, store: &Store, rank: Option<usize>, at: &CpWatch<'_>) {
-        let (cp, starts) = (&self.cp, self.starts());
-        let of_rank = rank.map_or_else(String::new, |rank| format!("rank {rank}, "));
         let (nnz, order) = (store.manifest().nnz, store.manifest().shape.order() as u64);
-        let mut what =
-            format!("iteration {} of {}", at.last.map_or(0, |last| last.iteration) + 1, cp.max_iters);
-        if starts > 1 {
-            what = format!("start {} of {starts}, {what}", at.start + 1);
-        }
-        what = format!("{of_rank}{what}");
-        // Iterations of the whole run: those that are allowed, and those before this one if all before were needed.
-        let (ranks, max) = (cp.ranks.unwrap_or(Ranks(0, 0)), f64::from(cp.max_iters));
-        let before = (rank.unwrap_or(0) as f64 - f64::from(ranks.0)) * f64::from(starts);
-        let made = (before + f64::from(at.start)) * max + at.last.map_or(0, |last| last.iteration) as f64;
-        let allowed = (f64::from(ranks.1 - ranks.0) + 1.0) * f64::from(starts) * max;
-        if let Some(last) = at.last {
-            let start = if starts > 1 { format!("start {}, ", at.start + 1) } else { String::new() };
-            progress.iterated([rank.unwrap_or(0), at.start as usize, last.iteration], || {
-                let (iteration, fit, change, seconds) = (last.iteration, last.fit, last.change, last.seconds);
-                format!(
-                    "{of_rank}{start}iteration {iteration}: fit {fit:.6}, change {change:.1e}, {seconds:.2} s"
-                )
-            });
+        let part = (at.mode as u64 * nnz + at.nnz) as f64 / (order * nnz) as f64;
+        self.reach(progress, rank, at.start, at.last, part);
+    }
+
+    /// Keeps a line about an iteration that has ended.
+    fn ended(&self, progress: &Bar, rank: Option<usize>, start: u32, last: &Iteration) -> ControlFlow<()> {
+        let Iteration { iteration, fit, change, seconds, .. } = last;
+        progress.iterated(|| {
+            let which = self.which(rank, start);
+            format!("{which}iteration {iteration}: fit {fit:.6}, change {change:.1e}, {seconds:.2} s")
+        });
+        self.reach(progress, rank, start, Some(last), 0.0);
+        ControlFlow::Continue(())
+    }
+
+    /// Which of several ranks and starts.
+    fn which(&self, rank: Option<usize>, start: u32) -> String {
+        let rank = rank.map_or_else(String::new, |rank| format!("rank {rank}, "));
+        let starts = self.starts();
+        if starts > 1 { format!("{rank}start {} of {starts}, ", start + 1) } else { rank }
+    }
+
+    /// Shows that of the iteration after `last` this part has been made. The bar is full when all iterations that are allowed have been
+    /// made; at the next start it leaps over those that were not needed.
+    fn reach(&self, progress: &Bar, rank: Option<usize>, start: u32, last: Option<&Iteration>, part: f64) {
+        let (ranks, max) = (self.cp.ranks.unwrap_or(Ranks(0, 0)), f64::from(self.cp.max_iters));
+        let starts = f64::from(self.starts());
+        let before = (rank.unwrap_or(0) as f64 - f64::from(ranks.0)) * starts + f64::from(start);
+        let iteration = last.map_or(0, |last| last.iteration);
+        let made = before * max + iteration as f64;
+        let allowed = (f64::from(ranks.1 - ranks.0) + 1.0) * starts * max;
+        let next = (iteration + 1).min(self.cp.max_iters as usize);
+        let mut what = format!("{}iteration {next} of {}", self.which(rank, start), self.cp.max_iters);
+        if let Some(last) = last {
             let left = Duration::try_from_secs_f64(last.seconds * (allowed - made)).unwrap_or(Duration::MAX);
             let left = humantime::format_duration(Duration::from_secs(left.as_secs()));
             what = format!("{what}, fit {:.6}, change {:.1e}, {left} left at most", last.fit, last.change);
         }
-        // One bar for the whole run. At the next start it leaps over iterations that were not needed.
-        let part = (at.mode as u64 * nnz + at.nnz) as f64 / (order * nnz) as f64;
         progress.iterate(&what, (made + part) / allowed);
     }
 }

@@ -12,16 +12,8 @@ const PAUSE: Duration = Duration::from_secs(10);
 #[derive(Clone, Debug)]
 pub struct Bar {
     bar: ProgressBar,
-    /// `None` with `quiet`.
-    lines: Option<Arc<Mutex<Lines>>>,
-}
-
-/// Lines about iterations.
-#[derive(Debug)]
-struct Lines {
-    /// The rank, start and iteration of the last line.
-    last: [usize; 3],
-    written: Instant,
+    /// When the last line about an iteration was written; `None` with `quiet`.
+    written: Option<Arc<Mutex<Instant>>>,
 }
 
 impl Bar {
@@ -29,24 +21,19 @@ impl Bar {
     pub fn new(quiet: bool) -> Self {
         let shown = !quiet && std::io::stderr().is_terminal();
         let target = if shown { ProgressDrawTarget::stderr_with_hz(8) } else { ProgressDrawTarget::hidden() };
-        let lines = Lines { last: [0; 3], written: Instant::now() };
-        let lines = (!quiet).then(|| Arc::new(Mutex::new(lines)));
-        Self { bar: ProgressBar::with_draw_target(None, target), lines }
+        let written = (!quiet).then(|| Arc::new(Mutex::new(Instant::now())));
+        Self { bar: ProgressBar::with_draw_target(None, target), written }
     }
 
-    /// Writes the line about an iteration (its rank, start and number), once: on a terminal, where it stays above the bar, or
-    /// on standard error at most every ten seconds.
-    pub fn iterated(&self, which: [usize; 3], line: impl FnOnce() -> String) {
-        let Some(lines) = &self.lines else { return };
-        let mut lines = lines.lock().unwrap_or_else(PoisonError::into_inner);
-        if lines.last == which {
-            return;
-        }
-        lines.last = which;
+    /// Writes the line about an iteration that has ended: on a terminal, where it stays above the bar, or on standard error at most
+    /// every ten seconds.
+    pub fn iterated(&self, line: impl FnOnce() -> String) {
+        let Some(written) = &self.written else { return };
+        let mut written = written.lock().unwrap_or_else(PoisonError::into_inner);
         if !self.bar.is_hidden() {
             self.bar.println(line());
-        } else if lines.written.elapsed() >= PAUSE {
-            lines.written = Instant::now();
+        } else if written.elapsed() >= PAUSE {
+            *written = Instant::now();
             // A failure to write this cannot be reported.
             drop(writeln!(std::io::stderr(), "{}", line()));
         }
