@@ -194,7 +194,7 @@ fn a_pack_is_absent_or_whole() {
     assert_eq!(one.chunks(), 1);
     let counts = one.lose_power("pack, 1 chunk");
     assert!(counts.absent > 0 && counts.new > 0);
-    for kind in [Kind::Raw, Kind::HocfsZstd] {
+    for kind in [Kind::Raw, Kind::HocfsZstd, Kind::CsfAll] {
         let several = Packing::new(&large(), kind, SMALL_CHUNKS, u64::MAX);
         assert!(several.chunks() > 2);
         several.lose_power(&format!("pack, {kind:?}, {} chunks", several.chunks()));

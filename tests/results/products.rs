@@ -1,7 +1,7 @@
 //! Establishes that SpTTM, SpTTMc, TTV along several modes, norms and inner products equal their definitions, for every order,
 //! mode, precision and kind of store, and have the same bits whatever the chunks, threads and memory.
 
-use crate::common::{KINDS, Kind, SMALL_CHUNKS, Tensor, options, packed, values};
+use crate::common::{KINDS, Kind, SMALL_CHUNKS, Tensor, all_kinds, options, packed, values};
 use blco::internals::backend::host::{HostBackend, HostOp, Vectors};
 use blco::internals::dense::{Matrix, MatrixRef, Real, seeded_factors};
 use blco::internals::engine::{Device, Engine, Modes};
@@ -232,7 +232,7 @@ fn repeated_coordinates_count_each_time() {
     tensor.rows().for_each(|(row, value)| *dense.entry(row.to_vec()).or_insert(0.0) += value);
     let inner: f64 = other.rows().map(|(row, value)| value * dense.get(row).unwrap_or(&0.0)).sum();
     let squares: f64 = tensor.rows().map(|(_, value)| value * value).sum();
-    for kind in [Kind::Tiled, Kind::HocfsCsr] {
+    for kind in all_kinds() {
         let pack = |tensor: &Tensor, name: &str| {
             let mut options = options(&dir.path().join(format!("{kind:?}-{name}")), kind, SMALL_CHUNKS);
             options.duplicates = Duplicates::Keep;

@@ -1,7 +1,7 @@
 //! Establishes that TTV equals a naive sum along every mode, from stores of every kind, whatever the chunks, workers,
 //! threads and memory, and that elements come in the promised order, to the bit.
 
-use crate::common::{KINDS, SMALL_CHUNKS, Tensor, all_kinds, options, packed, values};
+use crate::common::{SMALL_CHUNKS, Tensor, all_kinds, options, packed, values};
 use crate::elements::{Elements, bits, check_order, compare};
 use crate::runner::vector;
 use blco::internals::backend::host::Vectors;
@@ -137,7 +137,7 @@ fn every_vector_width_gives_the_bits_of_a_plain_loop() {
 fn repeated_coordinates_count_each_time() {
     let dir = tempfile::tempdir().unwrap();
     let tensor = Tensor::random(&[6, 7, 8], 5000, 10, values::integer);
-    for kind in KINDS {
+    for kind in all_kinds() {
         let mut options = options(&dir.path().join(format!("{kind:?}")), kind, SMALL_CHUNKS);
         options.duplicates = blco::internals::pack::Duplicates::Keep;
         let store = packed(&tensor, &options);
@@ -154,7 +154,7 @@ fn repeated_coordinates_count_each_time() {
 fn overflow_is_an_error() {
     let dir = tempfile::tempdir().unwrap();
     let tensor = Tensor::of([2, 3, 2], &[([1, 2, 0], 1e308), ([1, 2, 1], 1e308), ([0, 0, 0], 1.0)]);
-    for kind in KINDS {
+    for kind in all_kinds() {
         let store = packed(&tensor, &options(&dir.path().join(format!("{kind:?}")), kind, SMALL_CHUNKS));
         let message = ttv(&store, 2, &[1.0, 1.0], u64::MAX, 1).unwrap_err().to_string();
         assert!(message.contains("(2, 3"), "{kind:?}: {message}");
