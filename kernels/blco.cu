@@ -1,6 +1,6 @@
 // The kernels by name. Without options: the instances that are embedded as PTX and serve every order and rank.
-// With BLCO_RANK and what stands beside it below: `mttkrp`, `finish_real`, `fix_up_real`, `clear_real` and with BLCO_SORTED
-// `mttkrp_sorted`, made for them.
+// With BLCO_RANK and the options beside it below: `mttkrp`, `finish_real`, `fix_up_real`, `clear_real`, and with BLCO_SORTED
+// `mttkrp_sorted`, for that rank and these options.
 #include "sorted.cuh"
 
 // Thread blocks that share a multiprocessor hold 1024 threads of 64 registers.

@@ -1,15 +1,15 @@
-// The dense update of a decomposition: what turns the MTTKRP of a mode into its new factor, with what the rest of the iteration needs
-// of it (src/decomp/update.rs says the same for the host). Ranks up to 64: `update`, one read of the sums and one write of
-// the factor. Larger ones: `product` or `hals`, then `gram`. `reduce` adds up what their thread blocks found. `extended_gram` and
-// `extended_reduce` make the Gram matrix of a factor again where components nearly depend on each other.
+// The dense update of a decomposition: computes a mode's new factor from its MTTKRP, and the matrices that the rest of the iteration
+// needs (src/decomp/update.rs is the same for the host). For ranks up to 64, `update` reads the sums once and writes the factor
+// once. Larger ranks take `product` or `hals`, then `gram`. `reduce` adds up the partials of thread blocks. `extended_gram` and
+// `extended_reduce` compute a factor's Gram matrix again if components are nearly dependent.
 //
-// All is in f64 or more but for the factor as it is stored, and added up in an order that depends on the launch alone.
+// Everything except the stored factor is in f64 or more. The order of additions depends on the launch alone.
 #pragma once
 #include "mttkrp.cuh"
 
 namespace dense {
 
-// As in src/decomp/update.rs: where sweeps of HALS end, and what stands for zero.
+// As in src/decomp/update.rs: when sweeps of HALS end, and the number that stands for zero.
 constexpr int SWEEPS = 50;
 constexpr double SWEEP = 0.01, FLOOR = 2.220446049250313e-16;
 
@@ -30,8 +30,8 @@ __device__ __forceinline__ double sum_of_warp(double x)
     return x;
 }
 
-// HALS of a row by a warp: lane l has columns l and l + 32. `old` is the factor's row as it was, `gram` has RANK columns,
-// those from a.rank on zero.
+// HALS of a row by a warp: lane l has columns l and l + 32. `old` is the factor's row before the update. `gram` has RANK columns;
+// columns from a.rank on are zero.
 template <class Real, u32 RANK>
 __device__ __forceinline__ void descend(const DenseArgs& a, const double* m, const Real* old, const double* gram, double* row)
 {
@@ -79,9 +79,9 @@ __device__ __forceinline__ void descend(const DenseArgs& a, const double* m, con
     }
 }
 
-// How `update` shares out a tile of rows. What bounds it beside device memory is shared memory, so each thread takes four neighbouring
-// numbers of it at a time and uses each of them four times: of the products, 4 columns of DOWN rows; of the inner products, 4 x 4 of
-// every GROUPS-th row. Rows lie STRIDE numbers apart, so that those of a warp lie in different banks.
+// How `update` divides a tile of rows among threads. Shared memory limits it as much as device memory does, so each thread loads four
+// adjacent numbers at a time and uses each of them four times: it computes 4 columns of DOWN rows of the products, and 4 x 4 inner
+// products of every GROUPS-th row. Rows are STRIDE numbers apart, so the rows of a warp are in different banks.
 template <u32 RANK> struct Tile {
     static constexpr u32 NUMBERS = RANK < 64 ? 2 * BLCO_DENSE_TILE : BLCO_DENSE_TILE, ROWS = NUMBERS / RANK;
     static constexpr u32 STRIDE = RANK < 64 ? RANK + 2 : RANK, ACROSS = RANK / 4;
@@ -90,12 +90,12 @@ template <u32 RANK> struct Tile {
     static_assert(GROUPS == 1 || GROUPS * RANK * RANK <= 2 * ROWS * STRIDE, "room for the groups' inner products");
 
     alignas(16) double matrix[RANK * RANK];
-    // The sums, and the new rows; in the end what groups have added up.
+    // The sums and the new rows; at the end, the sums of the groups.
     alignas(16) double both[2 * ROWS * STRIDE];
 };
 
-// Any number of thread blocks of BLCO_DENSE_THREADS, for a.rank up to RANK. Each takes every gridDim.x-th tile of rows, makes and
-// writes their new rows, and adds up their inner products in registers. Overwritten: the factor, and the thread block's partials.
+// Any number of thread blocks of BLCO_DENSE_THREADS, for a.rank up to RANK. Each takes every gridDim.x-th tile of rows, computes and
+// writes the new rows, and adds up their inner products in registers. Overwrites the factor and the thread block's partials.
 template <class Real, u32 RANK> __device__ __forceinline__ void update(const DenseArgs& a)
 {
     using Tile = dense::Tile<RANK>;
@@ -206,8 +206,8 @@ template <class Real> __device__ __forceinline__ void product(const DenseArgs& a
     }
 }
 
-// Any number of thread blocks, for a.rank up to BLCO_DENSE_HALS: HALS of a row by a warp, as `descend`, but with the row in shared memory
-// and the matrix in caches. As many warps work as rows fit. Overwritten: the factor.
+// Any number of thread blocks, for a.rank up to BLCO_DENSE_HALS: HALS of a row by a warp, as in `descend`, but with the row in shared
+// memory and the matrix in caches. One warp works for each row that fits. Overwrites the factor.
 template <class Real> __device__ __forceinline__ void hals(const DenseArgs& a)
 {
     __shared__ double rows[BLCO_DENSE_HALS];
@@ -228,7 +228,7 @@ template <class Real> __device__ __forceinline__ void hals(const DenseArgs& a)
                 double sum = 0;
                 for (u32 c = lane; c < a.rank; c += 32) sum += gram[c] * x[c];
                 sum = sum_of_warp(sum);
-                // The same in every lane.
+                // Every lane has the same value.
                 const double own = gram[r], before = x[r], target = sum_at<Real>(a, row * a.rank + r) * scales[r];
                 const double better = own > 0 ? before + (target - sum) / own : 0;
                 const double next = better > 0 ? better : 0;
@@ -248,7 +248,7 @@ template <class Real> __device__ __forceinline__ void hals(const DenseArgs& a)
     }
 }
 
-// A multiple of a.slabs thread blocks: each finds some numbers of a slab of rows' partials, a thread for each.
+// A multiple of a.slabs thread blocks. Each computes some of the partials of a slab of rows, one thread for each number.
 template <class Real> __device__ __forceinline__ void gram(const DenseArgs& a)
 {
     const u32 slab = blockIdx.x % a.slabs;
@@ -280,7 +280,7 @@ __device__ inline void reduce(const DenseArgs& a)
     }
 }
 
-// The rounded sum of two numbers in `high`, what rounding took added to `low`. Not to be fused.
+// Puts the rounded sum of two numbers in `high` and adds the rounding error to `low`. Must not be fused.
 __device__ __forceinline__ void add_exactly(double x, double& high, double& low)
 {
     const double sum = __dadd_rn(high, x), of_x = __dadd_rn(sum, -high);
@@ -288,8 +288,8 @@ __device__ __forceinline__ void add_exactly(double x, double& high, double& low)
     high = sum;
 }
 
-// As `gram`, but for inner products of the factor's columns alone, each in twice f64's digits (src/decomp/extended.rs): pairs of
-// a sum and what rounding took.
+// Like `gram`, but only for inner products of the factor's columns, each with twice f64's digits (src/decomp/extended.rs): a sum and
+// its rounding error.
 template <class Real> __device__ __forceinline__ void extended_gram(const DenseArgs& a)
 {
     const u32 slab = blockIdx.x % a.slabs;
@@ -311,7 +311,7 @@ template <class Real> __device__ __forceinline__ void extended_gram(const DenseA
     }
 }
 
-// As `reduce`, of the a.rank * a.rank pairs that `extended_gram` leaves.
+// Like `reduce`, for the a.rank * a.rank pairs of `extended_gram`.
 __device__ inline void extended_reduce(const DenseArgs& a)
 {
     const u64 square = (u64)a.rank * a.rank, threads = (u64)gridDim.x * blockDim.x;

@@ -1,7 +1,7 @@
-// The image of a tree, of segments or of coordinates as a `tiled` one, which every kernel reads (image.cuh): on the device, behind the
-// copy. Its columns are not packed: numbers of 32 bits from 0 on, and values are f64. So where everything lies follows from the number of
-// nonzeros, which keep their order. Whatever numbers damaged columns hold, every nonzero of the image is written, with indices inside
-// of the dims.
+// Turns the image of a tree, of segments or of coordinates into a `tiled` one, which every kernel reads (image.cuh), on the device after
+// the copy. Its columns are not packed: indices are 32-bit numbers from 0 and values are f64. Every offset therefore follows from the
+// number of nonzeros. Nonzeros keep their order. Even if columns are damaged, every nonzero of the image is written, with indices within
+// the dims.
 #pragma once
 #include "tree.cuh"
 
@@ -9,7 +9,7 @@ namespace expand {
 
 constexpr u32 THREADS = BLCO_TILE_THREADS, OWN = BLCO_TILE_NNZ / THREADS;
 
-// Where the nonzero at `position` goes.
+// The place of the nonzero at `position`.
 __device__ __forceinline__ u32* index_at(const ExpandArgs& a, u32 position, u32 mode)
 {
     const u64 column = (u64)(position / BLCO_TILE_NNZ) * a.order + mode;
@@ -21,11 +21,11 @@ __device__ __forceinline__ double* value_at(const ExpandArgs& a, u32 position)
     return (double*)(a.image + a.values_at) + position;
 }
 
-// The header, as far as kernels read it. One thread.
+// The fields of the header that kernels read. One thread.
 __device__ __forceinline__ void write_header(const ExpandArgs& a, u32 nnz)
 {
     u8* const image = (u8*)a.image;
-    // Of version 1: its table is shorter.
+    // Version 1 has a shorter table.
     *(u32*)(image + 8) = 1;
     *(u32*)(image + 32) = nnz;
     image[46] = VALUES_F64;
@@ -52,27 +52,27 @@ __device__ __forceinline__ void write_record(const ExpandArgs& a, u32 tile)
     }
 }
 
-// Which of `children` nodes of the level below, from node `first` on, of `below` in all, has which parent: at most a tile's.
-// Called by the whole thread block, which sees the parents on return.
+// Finds the parents of `children` nodes of the level below, from node `first` on; that level has `below` nodes. At most a tile's nodes.
+// The whole thread block calls it and sees the parents on return.
 __device__ __forceinline__ void find_parents(u32 (&parents)[BLCO_TILE_NNZ], const Level& level, u32 first, u32 children, u32 below,
                                              bool& bad)
 {
     const u32 begin = parent_of(level, first, below, bad);
-    // What damaged starts leave out.
+    // Nodes that damaged starts leave out.
     for (u32 i = threadIdx.x; i < BLCO_TILE_NNZ; i += THREADS) parents[i] = begin;
     __syncthreads();
     for (u32 node = begin + threadIdx.x; node < level.nodes; node += THREADS) {
         const u32 start = start_of(level, node, below, bad), end = start_of(level, node + 1, below, bad);
         if (start >= first + children) break;
         for (u32 child = start > first ? start : first; child < end && child < first + children; ++child) {
-            // One thread each; more where damaged starts overlap.
+            // One thread for each node; several if damaged starts overlap.
             atomicMax(&parents[child - first], node);
         }
     }
     __syncthreads();
 }
 
-// Nonzeros of the tile's slots before slot i, where `present` has a bit for each slot with one.
+// The number of nonzeros in the tile's slots before slot i. `present` has a bit for each slot that holds one.
 __device__ __forceinline__ u32 nonzeros_before(const u32 (&present)[BLCO_TILE_NNZ / 32], u32 i)
 {
     u32 count = __popc(present[i / 32] & ((1u << i % 32) - 1));
@@ -80,7 +80,7 @@ __device__ __forceinline__ u32 nonzeros_before(const u32 (&present)[BLCO_TILE_NN
     return count;
 }
 
-// Header and records, by all thread blocks together.
+// Writes header and records. All thread blocks take part.
 __device__ __forceinline__ void write_frame(const ExpandArgs& a, u32 nnz)
 {
     if (blockIdx.x == 0 && threadIdx.x == 0) write_header(a, nnz);
@@ -89,8 +89,8 @@ __device__ __forceinline__ void write_frame(const ExpandArgs& a, u32 nnz)
     }
 }
 
-// The nonzeros of a tile of leaves. A thread block climbs from level to level: of the nodes below, at most as many as a tile has, each thread
-// tells the children of a node who their parent is. Nonzeros lie in the order of the leaves, without padding.
+// Writes the nonzeros of a tile of leaves. A thread block climbs from level to level: each thread takes a node and tells its children, at
+// most a tile's number in all, who their parent is. Nonzeros keep the order of the leaves, without padding.
 __device__ __forceinline__ void write_nonzeros(const ExpandArgs& a, const Tree& tree, u32 tile, bool& bad)
 {
     __shared__ u32 present[BLCO_TILE_NNZ / 32], parents[BLCO_TILE_NNZ];
@@ -127,7 +127,7 @@ __device__ __forceinline__ void write_nonzeros(const ExpandArgs& a, const Tree& 
         *index_at(a, position[k], modes[a.order - 1]) = leaf[k].index;
         *value_at(a, position[k]) = leaf[k].value;
     }
-    // The nodes of the level below that are to have parents, and how many are in that level.
+    // The nodes of the level below whose parents are wanted, and the number of nodes in that level.
     u32 first_child = first, children = slots, below = leaves.nodes;
     for (u32 l = a.order - 1; l-- > 0;) {
         const Level level = tree.level(l);
@@ -150,7 +150,7 @@ __device__ __forceinline__ void write_nonzeros(const ExpandArgs& a, const Tree& 
     }
 }
 
-// Every node of the inner levels has children: what the climb passes by where a start is damaged is noticed too.
+// Every node of the inner levels has children: this also finds damaged starts that the climb passes by.
 __device__ __forceinline__ void check_starts(const ExpandArgs& a, const Tree& tree, bool& bad)
 {
     for (u32 l = 0; l + 1 < a.order; ++l) {
@@ -174,7 +174,7 @@ __device__ inline void tree(const ExpandArgs& a)
     if (bad) atomicMin((u32*)a.fault, a.number);
 }
 
-// Columns of indices, one after the other: a record says where they begin, in units of 64 bytes, `ranges` low and high of each.
+// Columns of indices, one after the other. A record gives their beginning in units of 64 bytes, and `ranges` the low and high of each.
 struct Columns {
     const u32* words;
     const u8* ranges;
@@ -185,13 +185,13 @@ struct Columns {
     {
     }
 
-    // Goes on to the next column.
+    // Moves on to the next column.
     __device__ __forceinline__ void pass()
     {
         start += 16 * width_of(load<u32>(ranges + 4) - load<u32>(ranges));
         ranges += 8;
     }
-    // Number i of this one.
+    // Number i of this column.
     __device__ __forceinline__ u32 index(u32 i, bool& bad) const
     {
         const u32 low = load<u32>(ranges), span = load<u32>(ranges + 4) - low;
@@ -199,7 +199,7 @@ struct Columns {
     }
 };
 
-// The layout `segments` (formats-spec/formats.md), as far as it is the same for all tiles.
+// The parts of the layout `segments` (formats-spec/formats.md) that all tiles share.
 struct Segments {
     Header h;
     u32 count, tile_record, group_record;
@@ -220,7 +220,7 @@ struct Segments {
     __device__ __forceinline__ u32 flag_words() const { return (h.nnz + 31) / 32; }
 };
 
-// Segments that begin in the first `words` words of flags. Called by the whole thread block.
+// The number of segments that begin in the first `words` words of flags. The whole thread block calls it.
 __device__ __forceinline__ u32 segments_before(const Segments& s, u32 words)
 {
     __shared__ u32 sum;
@@ -233,7 +233,7 @@ __device__ __forceinline__ u32 segments_before(const Segments& s, u32 words)
     return sum;
 }
 
-// A grid of any size: a thread block takes consecutive tiles, so that it counts the segments before them once.
+// A grid of any size. A thread block takes consecutive tiles, so it counts the segments before them only once.
 __device__ inline void segments(const ExpandArgs& a)
 {
     __shared__ u32 flags[BLCO_TILE_NNZ / 32];

@@ -1,6 +1,6 @@
-// Reading a chunk's image where it lies: header and sections (formats-spec/container.md; container-1.md of version 1). The host has checked the
-// header, the sections' lengths and every tile record before the image was copied; numbers inside columns,
-// indices and values are checked here.
+// Reads a chunk's image in place: header and sections (formats-spec/container.md; container-1.md for version 1). The host has checked the
+// header, the sections' lengths and every tile record before the copy. Numbers inside columns, indices and
+// values are checked here.
 #pragma once
 #include "abi.h"
 
@@ -15,7 +15,7 @@ enum {
     SECTION_SEGMENTS = 8,
     SECTION_COORDINATES = 9
 };
-// Whether the images that a kernel is made for may hold decimals: without, it takes fewer registers. The embedded kernels serve all.
+// Whether a kernel's images may hold decimals; without them it needs fewer registers. The embedded kernels serve all images.
 #ifndef BLCO_DECIMALS
 #define BLCO_DECIMALS 1
 #endif
@@ -27,8 +27,8 @@ template <class T> __device__ __forceinline__ T load(const u8* at)
     return __ldg((const T*)at);
 }
 
-// The chunk of a launch's list that thread block `block` works on. Called by whole warps, whose threads look at 32 chunks at a time:
-// what a thread block waits for before its first nonzero is a chain of loads, and this is the longest part of it.
+// The chunk of a launch's list that thread block `block` works on. Whole warps call it, and their threads look at 32 chunks at a time:
+// before its first nonzero, a thread block waits for a chain of loads, and this is the longest part of it.
 __device__ __forceinline__ Chunk chunk_of(const Chunk* chunks, u32 count, u32 block)
 {
     u32 low = 0, high = count;
@@ -41,13 +41,13 @@ __device__ __forceinline__ Chunk chunk_of(const Chunk* chunks, u32 count, u32 bl
     return chunks[low];
 }
 
-// A section of an image: its address and bytes; 0 and 0 where there is none.
+// A section of an image: its address and bytes; 0 and 0 if there is none.
 struct Section {
     const u8* at;
     u32 bytes;
 };
 
-// A chunk's header, as far as kernels need it.
+// The fields of a chunk's header that kernels need.
 struct Header {
     u32 nnz;
     u32 value_encoding;
@@ -58,7 +58,7 @@ struct Header {
 __device__ __forceinline__ Section section(const u8* image, const u8* table, u32 kind)
 {
     Section found = {0, 0};
-    // All are loaded before the first is looked at. (Entries that are not there are zero.)
+    // All entries are loaded before the first is used. (Missing entries are zero.)
 #pragma unroll
     for (u32 i = 0; i < 4; ++i) {
         const u8* entry = table + 16 * i;
@@ -80,8 +80,8 @@ __device__ __forceinline__ Header header(const u8* image, u32 first, u32 second)
     return h;
 }
 
-// Number i of a packed column of `width` bits, at most 32, that starts `start` words after `words`. No branches: loads of several
-// numbers are on their way at the same time.
+// Number i of a packed column of `width` bits, at most 32, that starts `start` words after `words`. Without branches, loads of several
+// numbers overlap.
 __device__ __forceinline__ u32 unpack32(const u32* words, u32 width, u32 i, u32 start = 0)
 {
     const u32 bit = i / 16 * width, shift = bit % 32;
@@ -101,20 +101,20 @@ __device__ __forceinline__ u64 unpack64(const u32* words, u32 width, u32 i, u32 
     return number & ~0ull >> (64 - width);
 }
 
-// Bits that hold the numbers from 0 to `largest`.
+// The number of bits that hold all numbers from 0 to `largest`.
 __device__ __forceinline__ u32 width_of(u32 largest)
 {
     return 32 - __clz((int)largest);
 }
 
-// Puts an index that a damaged file holds inside its mode.
+// Brings the index of a damaged file into its mode's range.
 __device__ __forceinline__ u32 inside(u32 index, u32 highest, bool& bad)
 {
     bad |= index > highest;
     return index > highest ? highest : index;
 }
 
-// Value i of a chunk's VALUES section; `bad` is set where it is not finite.
+// Value i of a chunk's VALUES section; sets `bad` if it is not finite.
 __device__ __forceinline__ double section_value(const Header& h, u32 i, bool& bad)
 {
     const double v = h.value_encoding == VALUES_F32 ? (double)load<float>(h.values.at + 4ull * i)
@@ -123,8 +123,8 @@ __device__ __forceinline__ double section_value(const Header& h, u32 i, bool& ba
     return v;
 }
 
-// The value of slot `place` of a chunk of decimals, whose column has `whole`: that divided by a power of ten, unless the VALUES section,
-// which begins at `section`, has another for the slot. Its places ascend. (Not inlined: it would cost all kernels registers.)
+// The value of slot `place` of a chunk of decimals, whose column holds `whole`: `whole` divided by a power of ten, unless the VALUES
+// section, which begins at `section`, has another value for the slot. Its places ascend. (Inlined, it would cost all kernels registers.)
 static __device__ __noinline__ double decimal(const u8* section, double whole, u32 place)
 {
     const u32 exponent = load<u32>(section), exceptions = load<u32>(section + 4);
@@ -141,8 +141,8 @@ static __device__ __noinline__ double decimal(const u8* section, double whole, u
     return whole / power;
 }
 
-// Values `slots(0)` to `slots(PER - 1)` of a tile. Where they are packed, their column starts `start` words after `words`; `width` and `base`
-// are where its bits and the number that all of it is above stand. The tile's first is value `first` of the chunk.
+// Values `slots(0)` to `slots(PER - 1)` of a tile. Packed values have a column that starts `start` words after `words`; `width` and `base`
+// are the offsets of its bits and of its least number. The tile's first value is value `first` of the chunk.
 template <class T, int PER, class SLOTS>
 __device__ __forceinline__ void tile_values(T (&value)[PER], const Header& h, const u32* words, u32 start, const u8* width, const u8* base,
                                             u32 first, const SLOTS& slots, bool& bad)

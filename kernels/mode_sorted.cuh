@@ -1,14 +1,14 @@
-// A mode-sorted copy, built from resident `tiled` chunks: all of their nonzeros again, by row of one mode, in the
-// chunks' order where rows are equal, encoded as `tiled` images that kernels read like any other.
+// Builds a mode-sorted copy from resident `tiled` chunks: all their nonzeros sorted by row of one mode, in the
+// chunks' order within a row, encoded as `tiled` images that kernels read like any other.
 //
 //   keys      decodes the target mode's column of every tile to rows; row i belongs to the nonzero at position i
 //   count, scan, scatter (sort.cuh), once for each digit of the row from the lowest up: a stable sort of rows with positions
-//   measure   finds the record of each tile of the copy, and the widths of its columns
-//   scan      where the columns of each tile start in their image
+//   measure   computes the record of each tile of the copy, and the widths of its columns
+//   scan      computes where the columns of each tile start in their image
 //   pack      writes the images
 //
-// No thread block waits for another: what one needs of others comes from an earlier launch. Damaged numbers are put in
-// range (tile.cuh) before they are used, and their chunk is noted.
+// No thread block waits for another: everything that one needs from others comes from an earlier launch. Damaged numbers are
+// brought into range (tile.cuh) before they are used, and their chunk is noted.
 #pragma once
 #include "sort.cuh"
 #include "tile.cuh"
@@ -32,19 +32,19 @@ __device__ __forceinline__ u32 nnz_of(const BuildArgs& a, u32 t)
     return rest < BLCO_TILE_NNZ ? rest : BLCO_TILE_NNZ;
 }
 
-// Where the indices of a tile lie: from `low` to `low + span`.
+// The range of a tile's indices: from `low` to `low + span`.
 struct Span {
     u32 low, span;
 };
 
-// Those of mode m.
+// The range of mode m.
 __device__ __forceinline__ Span span_of(const u8* record, u32 m)
 {
     const u64 both = load<u64>(record + 16 + 8 * m);
     return {(u32)both, (u32)(both >> 32) - (u32)both};
 }
 
-// A thread block of BLCO_TILE_THREADS for each tile of the chunks: says where it lies, and writes its rows.
+// A thread block of BLCO_TILE_THREADS for each tile of the chunks: writes its place and its rows.
 __device__ inline void keys(const BuildArgs& a)
 {
     const Chunk chunk = chunk_of((const Chunk*)a.chunks, a.chunk_count, blockIdx.x);
@@ -60,11 +60,11 @@ __device__ inline void keys(const BuildArgs& a)
         if (h.value_encoding == VALUES_F32) tile.values += 4ull * BLCO_TILE_NNZ * t;
         if (h.value_encoding == VALUES_F64) tile.values += 8ull * BLCO_TILE_NNZ * t;
         tile.value_encoding = h.value_encoding;
-        // Entries of a dictionary, or where the tile begins among the chunk's values.
+        // The number of entries of a dictionary, or the tile's first place among the chunk's values.
         tile.entries = h.value_encoding == VALUES_DECIMAL ? BLCO_TILE_NNZ * t : h.values.bytes / 8;
         tile.number = chunk.number;
         ((SourceTile*)a.tiles)[blockIdx.x] = tile;
-        // What the host was told of the chunks' values is not so.
+        // The chunks' values are not what the host was told.
         note(a, a.value_encoding == VALUES_INTEGER && h.value_encoding != VALUES_INTEGER, chunk.number);
     }
     for (u32 m = 0; m < a.mode; ++m) words += 16 * width_of(span_of(record, m).span);
@@ -74,13 +74,13 @@ __device__ inline void keys(const BuildArgs& a)
     u32* rows = (u32*)a.rows + first;
     bool bad = false;
     for (u32 i = threadIdx.x; i < BLCO_TILE_NNZ && i < end; i += BLCO_TILE_THREADS) {
-        // What is no nonzero is sorted behind all of them.
+        // Slots without a nonzero are sorted after all nonzeros.
         rows[i] = i < nnz ? mode.low + inside(unpack32(words, width, i), mode.span, bad) : ~0u;
     }
     note(a, bad, chunk.number);
 }
 
-// A nonzero of the chunks, and how far its tile's columns have been read.
+// A nonzero of the chunks, and the number of its tile's columns that have been read.
 struct Nonzero {
     const u8* record;
     const u32* words;
@@ -89,8 +89,8 @@ struct Nonzero {
 
 constexpr u32 NO_DAMAGE = ~0u;
 
-// The first position of a thread's nonzeros with a number out of range. It is noted when all have been read: an atomic in
-// between would keep the loads of one nonzero from starting before another's have come.
+// The first position of a thread's nonzeros with a number out of range. It is noted after all have been read: an atomic in
+// between would keep a nonzero's loads from starting before those of another have arrived.
 struct Damage {
     u32 position;
 
@@ -111,7 +111,7 @@ __device__ __forceinline__ Nonzero nonzero_at(const BuildArgs& a, u32 position)
     return {(const u8*)tile.record, (const u32*)tile.columns, position};
 }
 
-// Its index of mode m; what was read before is the column of the mode before.
+// Its index in mode m. The column of the mode before must have been read last.
 __device__ __forceinline__ u32 next_index(Nonzero& x, u32 m, Damage& damage)
 {
     const Span span = span_of(x.record, m);
@@ -123,7 +123,7 @@ __device__ __forceinline__ u32 next_index(Nonzero& x, u32 m, Damage& damage)
     return span.low + number;
 }
 
-// Passes by the column of mode m.
+// Skips the column of mode m.
 __device__ __forceinline__ void skip_index(Nonzero& x, u32 m)
 {
     x.words += 16 * width_of(span_of(x.record, m).span);
@@ -151,10 +151,10 @@ __device__ __forceinline__ double value_of(const BuildArgs& a, const Nonzero& x,
     return value[0];
 }
 
-// Nonzeros of a copy's tile that a thread has: i, i + BLCO_TILE_THREADS, …
+// The nonzeros of a copy's tile that a thread takes: i, i + BLCO_TILE_THREADS, …
 constexpr u32 OWN = BLCO_TILE_NNZ / BLCO_TILE_THREADS;
 
-// The thread's nonzeros of the copy's tile t of `nnz`; where there are no more, its last one again.
+// The thread's nonzeros of the copy's tile t of `nnz`. Beyond the end, the last one is repeated.
 __device__ __forceinline__ void own_nonzeros(Nonzero (&own)[OWN], const BuildArgs& a, u32 t, u32 nnz)
 {
     const u32* positions = (const u32*)a.positions + (u64)t * BLCO_TILE_NNZ;
@@ -218,7 +218,7 @@ __device__ __forceinline__ u32 width_of_wide(u64 largest)
     return 64 - __clzll((i64)largest);
 }
 
-// A thread block of BLCO_TILE_THREADS for each tile of the copy: its record, the sum of its widths, and which rows have nonzeros.
+// A thread block of BLCO_TILE_THREADS for each tile of the copy: computes its record, the sum of its widths, and which rows have nonzeros.
 __device__ inline void measure(const BuildArgs& a)
 {
     __shared__ Range<u32> indices[BLCO_ORDER_MAX];
@@ -230,7 +230,7 @@ __device__ inline void measure(const BuildArgs& a)
     for (u32 m = 0; m < a.order; ++m) {
         u32 least = ~0u, most = 0;
         if (m == a.mode) {
-            // They are in order.
+            // Rows are in order.
             const u32* rows = (const u32*)a.rows + (u64)t * BLCO_TILE_NNZ;
             least = rows[0];
             most = rows[nnz - 1];
@@ -286,7 +286,7 @@ __device__ inline void measure(const BuildArgs& a)
     if (threadIdx.x == 0) ((u32*)a.offsets)[t] = width;
 }
 
-// Packs a tile's numbers, of `width` bits, into `words`; each thread makes whole words (formats-spec/encodings.md).
+// Packs a tile's numbers of `width` bits into `words`; each thread writes whole words (formats-spec/encodings.md).
 template <class WORD> __device__ __forceinline__ void pack_column(const WORD* numbers, u32 width, WORD* words)
 {
     constexpr u32 BITS = 8 * sizeof(WORD), LANES = BLCO_TILE_NNZ / BITS;
@@ -302,11 +302,11 @@ template <class WORD> __device__ __forceinline__ void pack_column(const WORD* nu
     }
 }
 
-// A thread block of BLCO_TILE_THREADS for each tile of the copy: writes its record, columns and values into its image, whose header
-// is there.
+// A thread block of BLCO_TILE_THREADS for each tile of the copy: writes its record, columns and values into its image, which already has
+// its header.
 __device__ inline void pack(const BuildArgs& a)
 {
-    // A column at a time: as 32-bit numbers, of modes in turns in either half, or as 64-bit ones.
+    // One column at a time: 32-bit numbers, of which modes use the halves in turn, or 64-bit numbers.
     __shared__ u64 numbers[BLCO_TILE_NNZ];
     u32* const halves = (u32*)numbers;
     const u32 nnz = nnz_of(a, blockIdx.x), image = blockIdx.x / a.image_tiles, t = blockIdx.x % a.image_tiles;
@@ -325,7 +325,7 @@ __device__ inline void pack(const BuildArgs& a)
         const u32 width = width_of(span.span);
         u32* column = halves + m % 2 * BLCO_TILE_NNZ;
         if (m == a.mode) {
-            // The sort has brought them along.
+            // The sort has moved them along.
             const u32* rows = (const u32*)a.rows + (u64)blockIdx.x * BLCO_TILE_NNZ;
 #pragma unroll
             for (u32 k = 0; k < OWN; ++k) {
@@ -343,7 +343,7 @@ __device__ inline void pack(const BuildArgs& a)
                 column[i] = i < nnz ? index[k] - span.low : 0;
             }
         }
-        // One barrier for each mode: the half that the next one fills was packed before it.
+        // One barrier for each mode is enough: the half that the next mode fills was packed before this barrier.
         __syncthreads();
         pack_column<u32>(column, width, words);
         words += 16 * width;

@@ -1,26 +1,26 @@
 // MTTKRP from encoded chunks: out[i_m, :] += value * product over k != m of A_k[i_k, :], for each target mode m.
 //
-// A thread block takes a few tiles and one target mode: decodes them into shared memory, ordered by row of the target mode
-// (tile.cuh), and hands each group of LANES threads a share of the ordered nonzeros. Such a group holds a row's sums in registers
+// A thread block takes a few tiles and one target mode. It decodes them into shared memory, ordered by row of the target mode
+// (tile.cuh), and gives each group of LANES threads a share of the ordered nonzeros. A group keeps a row's sums in registers
 // and updates memory once per row that it meets (register-based conflict resolution; Nguyen et al., ICS 2022,
 // section 5.1). With several copies of the result, group g of tiles adds to copy g mod copies (hierarchical, section
 // 5.2); `finish` adds the copies up. Products and shares of at most BLCO_SHARE additions are in T, sums in memory in f64. Factors
 // are in FACTOR: wide kernels have products in f64 of factors in f32.
 //
-// Thread blocks of the same tiles and different targets follow one another, so that caches hold what they share; the
-// grid's second dimension shares out the sweeps over the rank, each over all tiles before the next. Sorted nonzeros have a kernel of
+// Thread blocks with the same tiles and different targets are adjacent, so caches hold what they share. The grid's second
+// dimension divides the sweeps over the rank; each sweep covers all tiles before the next begins. Sorted nonzeros have a kernel of
 // their own (sorted.cuh).
 #pragma once
 #include "tile.cuh"
 
-// How a row is shared: LANES threads, each with COLUMNS columns in a sweep over the rank, LANES apart, so that each load and each
+// How a row is divided among LANES threads: each has COLUMNS columns in a sweep over the rank, LANES apart, so each load and each
 // update of a group covers contiguous bytes. BATCH is the number of nonzeros whose factor rows are loaded before any of
 // them is added.
 template <int LANES_, int COLUMNS_, int BATCH_> struct Lanes {
     static constexpr int LANES = LANES_, COLUMNS = COLUMNS_, BATCH = BATCH_, SWEEP = LANES * COLUMNS;
 };
 
-// N numbers of shared memory from a multiple of 16 bytes on.
+// N numbers of shared memory, aligned to 16 bytes.
 template <class T, int N> __device__ __forceinline__ void take(const T* from, T (&to)[N])
 {
     struct alignas(N * sizeof(T) < 16 ? N * sizeof(T) : 16) Numbers {
@@ -31,7 +31,7 @@ template <class T, int N> __device__ __forceinline__ void take(const T* from, T 
     for (int i = 0; i < N; ++i) to[i] = numbers.x[i];
 }
 
-// The columns of a thread in one sweep over the rank: column(0), and further ones LANES apart. WHOLE: all of them are there.
+// The columns of a thread in one sweep over the rank: column(0) and others at distances of LANES. WHOLE: none is beyond the rank.
 template <class S, bool WHOLE> struct Sweep {
     // The sweep's first column, the rank, and the thread's place in its group.
     u32 start, rank, lane;
@@ -43,8 +43,8 @@ template <class S, bool WHOLE> struct Sweep {
 
     __device__ __forceinline__ u32 column(int c) const { return start + lane + c * S::LANES; }
 
-    // Where loads and updates of a row of a matrix count from: the thread's first column, whose address is then the same
-    // for all rows but for a multiple of the rank, or column 0 where columns can be missing.
+    // The base of loads and updates of a matrix row: the thread's first column, so that the addresses of rows differ by multiples
+    // of the rank, or column 0 if columns can be missing.
     template <class T> __device__ __forceinline__ T* base(T* matrix) const { return matrix + (WHOLE ? column(0) : 0); }
 
     // Loads a thread's columns of a row, of which `row` is the base. Columns beyond the rank repeat column 0.
@@ -54,7 +54,7 @@ template <class S, bool WHOLE> struct Sweep {
         for (int c = 0; c < S::COLUMNS; ++c) x[c] = __ldg(row + (WHOLE ? c * S::LANES : column(c) < rank ? column(c) : 0));
     }
 
-    // What the thread's columns of a product have of row `index` of the factor of `mode`, which is the group's column k.
+    // The elements that the thread's columns of a product take from row `index` of the factor of `mode`, the group's column k.
     template <class FACTOR, class T>
     __device__ __forceinline__ void of_factor(const MttkrpArgs& a, u32, u32 mode, u32 index, T (&x)[S::COLUMNS]) const
     {
@@ -70,7 +70,7 @@ template <class S, bool WHOLE> struct Sweep {
         }
     }
 
-    // Writes them there.
+    // Writes the sums there.
     template <class T> __device__ __forceinline__ void write(T* row, const T (&sum)[S::COLUMNS]) const
     {
 #pragma unroll
@@ -80,10 +80,10 @@ template <class S, bool WHOLE> struct Sweep {
     }
 };
 
-// Columns of a Kronecker product (SpTTMc; Liu et al., CLUSTER 2017, equation 4) instead: of each factor's row, column j of the product has
-// number `j / stride % width`.
+// Columns of a Kronecker product instead (SpTTMc; Liu et al., CLUSTER 2017, equation 4): column j of the product takes element
+// `j / stride % width` of each factor's row.
 template <class S, bool WHOLE> struct KroneckerSweep : Sweep<S, false> {
-    // Of each of the group's columns but the target's: which number of a factor's row belongs to each of the thread's columns.
+    // For each of the group's columns except the target's: the element of a factor's row that each of the thread's columns takes.
     u32 number[BLCO_ORDER_MAX][S::COLUMNS];
 
     __device__ __forceinline__ KroneckerSweep(const MttkrpArgs& a, u32 target, u32 start_, u32 rank_) : Sweep<S, false>(a, target, start_, rank_)
@@ -109,8 +109,8 @@ template <class S, bool WHOLE> struct KroneckerSweep : Sweep<S, false> {
     }
 };
 
-// Loads into `rows` what BATCH nonzeros, from place i on, ask of the factor whose indices are the group's column k, and
-// multiplies `product` by it where `more` factors follow.
+// Loads into `rows` the factor rows of BATCH nonzeros, from place i on; the factor's indices are the group's column k. Multiplies
+// `product` by them if `more` factors follow.
 template <class FACTOR, class T, int ORDER, class SHAPE, class S, class SWEEP>
 __device__ __forceinline__ void load_rows(const SWEEP& sweep, const Group<T, ORDER, SHAPE, S>& group,
                                           const MttkrpArgs& a, u32 mode, u32 k, u32 i, bool more, T (&product)[S::BATCH][S::COLUMNS],
@@ -128,8 +128,8 @@ __device__ __forceinline__ void load_rows(const SWEEP& sweep, const Group<T, ORD
     }
 }
 
-// Adds up nonzeros `begin` to `end` of a group, whole batches of them; `done` takes the sums of each row that it has met, and whether
-// the row is the last.
+// Adds up nonzeros `begin` to `end` of a group, in whole batches. `done` gets the sums of each row, and whether the row is
+// the last.
 template <class FACTOR, class T, int ORDER, class SHAPE, class S, class SWEEP, class DONE>
 __device__ __forceinline__ void accumulate(const SWEEP& sweep, const Group<T, ORDER, SHAPE, S>& group, const MttkrpArgs& a,
                                            u32 mode, u32 begin, u32 end, const DONE& done)
@@ -175,7 +175,7 @@ __device__ __forceinline__ void accumulate(const SWEEP& sweep, const Group<T, OR
     done(row, sum, true);
 }
 
-// Adds up what a thread block has ordered.
+// Adds up the ordered nonzeros of a thread block.
 template <class FACTOR, class SWEEP, class T, int ORDER, class SHAPE, class S>
 __device__ __forceinline__ void reduce(const Group<T, ORDER, SHAPE, S>& group, const MttkrpArgs& a, u32 mode, u32 nnz, u32 rank,
                                        double* sums)
@@ -191,7 +191,7 @@ __device__ __forceinline__ void reduce(const Group<T, ORDER, SHAPE, S>& group, c
     }
 }
 
-// RANK 0 takes the rank from the arguments. ORDER is the tensor's, or BLCO_ORDER_MAX, which serves every order. A thread block takes its
+// With RANK 0, the rank is an argument. ORDER is the tensor's, or BLCO_ORDER_MAX, which serves every order. A thread block takes its
 // tiles in TIMES steps.
 template <class LAYOUT, class T, int ORDER, class SHAPE, class S, int RANK, class FACTOR = T, u32 TIMES = 1,
           template <class, bool> class SWEEP = Sweep>

@@ -1,6 +1,6 @@
-// A step of a stable radix sort of pairs, u32 rows with u32 positions, by one digit of the row: `count` finds how many pairs of
-// each digit each thread block has, `scan` adds them up, `scatter` moves the pairs. Thread blocks take portions that
-// follow one another, so that pairs with the same digit keep their order.
+// A step of a stable radix sort of pairs (u32 rows with u32 positions) by one digit of the row: `count` counts the pairs of
+// each digit in each thread block, `scan` adds up the counts, `scatter` moves the pairs. Each thread block takes consecutive
+// portions, so pairs with the same digit keep their order.
 #pragma once
 #include "abi.h"
 
@@ -27,13 +27,13 @@ __device__ __forceinline__ u32 digit_of(const SortArgs& a, u32 row)
     return row >> a.shift & ((1u << a.bits) - 1);
 }
 
-// Where a thread's first pair lies in a portion; the next is 32 further. A warp's pairs follow one another.
+// The place of a thread's first pair in a portion; its next pair is 32 places further. A warp's pairs are consecutive.
 __device__ __forceinline__ u32 first_item()
 {
     return threadIdx.x / 32 * WARP_ITEMS + threadIdx.x % 32;
 }
 
-// A thread's numbers of a portion that has `there`. The others are ~0: as rows they sort behind all that are there.
+// A thread's numbers of a portion that has `there` numbers. Missing ones are ~0: as rows they sort after all others.
 __device__ __forceinline__ void load_items(u32 (&item)[ITEMS], const u32* portion, u32 there)
 {
     const u32* first = portion + first_item();
@@ -41,14 +41,14 @@ __device__ __forceinline__ void load_items(u32 (&item)[ITEMS], const u32* portio
     for (int k = 0; k < (int)ITEMS; ++k) item[k] = first_item() + 32 * k < there ? first[32 * k] : ~0u;
 }
 
-// Pairs that a portion has.
+// The number of pairs in a portion.
 __device__ __forceinline__ u32 pairs_of(const SortArgs& a, u32 portion)
 {
     const u32 rest = a.nnz - portion * BLCO_SORT_PORTION;
     return rest < BLCO_SORT_PORTION ? rest : BLCO_SORT_PORTION;
 }
 
-// Thread blocks of BLCO_SORT_THREADS, as many as `scatter` gets: how many pairs of each digit each of them has.
+// Thread blocks of BLCO_SORT_THREADS, as many as for `scatter`: counts each one's pairs of each digit.
 __device__ inline void count(const SortArgs& a)
 {
     __shared__ u32 counts[WARPS][DIGITS];
@@ -123,16 +123,16 @@ __device__ __forceinline__ void rank_items(u32 (&rank)[ITEMS], const u32 (&row)[
     }
 }
 
-// Thread blocks of BLCO_SORT_THREADS: moves each pair behind those of smaller digits, and of the same digit before it.
-// A portion is ordered in shared memory first, so that what is written lies together.
+// Thread blocks of BLCO_SORT_THREADS: moves each pair after those of smaller digits and after earlier pairs of the same digit.
+// A portion is ordered in shared memory first, so that writes are contiguous.
 __device__ inline void scatter(const SortArgs& a)
 {
     __shared__ u32 counts[WARPS][DIGITS], warps[WARPS];
-    // For each digit, how far its pairs move from their places in `rows` and `positions`.
+    // For each digit, the distance that its pairs move from their places in `rows` and `positions`.
     __shared__ u32 moves[DIGITS];
     __shared__ u32 rows[BLCO_SORT_PORTION], positions[BLCO_SORT_PORTION];
     const u32 warp = threadIdx.x / 32, digits = 1u << a.bits, digit = threadIdx.x;
-    // Where the thread block's next pair of this thread's digit goes.
+    // The place of the thread block's next pair of this thread's digit.
     u32 next = sum_before(digit < digits ? ((const u32*)a.totals)[digit] : 0, warps);
     if (digit < digits) next += ((const u32*)a.counts)[digit * gridDim.x + blockIdx.x];
     const Portions mine = portions_of(a);

@@ -1,8 +1,8 @@
-// MTTKRP of nonzeros that are sorted by row of the only target mode: every row is added up in one order, and written once where these
-// are all nonzeros. Where they are a part of them (MttkrpArgs.add), each row's sum is added to what the launches before have left: one
-// addition for each row, so that a result has the same bits in every run either way.
+// MTTKRP of nonzeros that are sorted by row of the only target mode. Every row is added up in one order, and written once if these
+// are all nonzeros. If they are a part of them (MttkrpArgs.add), each row's sum is added to the result of earlier launches: one
+// addition for each row. In both cases a result has the same bits in every run.
 //
-// A thread block takes SHAPE::TILES tiles, as they come, and hands each group of LANES threads a share (mttkrp.cuh). A row that begins
+// A thread block takes SHAPE::TILES tiles without reordering them and gives each group of LANES threads a share (mttkrp.cuh). A row that begins
 // and ends inside a share is written by its group. The sums of a share's first and last row go to shared memory, where a thread for
 // each column adds up those of the same row; those of the thread block's first and last row are its *carry-outs*, in memory, which
 // `fix_up` adds up in the same way, BLCO_FIX_UP at a time, level by level, until every row is written. `clear_rows` has cleared
@@ -10,7 +10,7 @@
 #pragma once
 #include "mttkrp.cuh"
 
-// Adds up the sums of `entries` (at least 1) consecutive entries that belong to the same row. `write` gets each row with its sum.
+// Adds up the sums of consecutive entries of the same row, of `entries` (at least 1). `write` gets each row with its sum.
 template <int BATCH, class ROW, class SUM, class WRITE>
 __device__ __forceinline__ void add_up_rows(u32 entries, const ROW& row_of, const SUM& sum_of, const WRITE& write)
 {
@@ -55,8 +55,8 @@ template <class T> struct Column {
     }
 };
 
-// Where the sums of one column go whose rows `first` and `last` can have more elsewhere: to their carry-outs; all others into the
-// result.
+// The destination of one column's sums: rows `first` and `last`, which may continue elsewhere, go to their carry-outs, all others to
+// the result.
 template <class T> struct Written {
     u32 first, last;
     Column<T> result;
@@ -78,7 +78,7 @@ template <class T> struct Written {
     }
 };
 
-// RANK 0 takes the rank from the arguments. ORDER is the tensor's, or BLCO_ORDER_MAX, which serves every order.
+// With RANK 0, the rank is an argument. ORDER is the tensor's, or BLCO_ORDER_MAX, which serves every order.
 template <class T, int ORDER, class SHAPE, class S, int RANK, class FACTOR = T, template <class, bool> class SWEEP = Sweep>
 __device__ __forceinline__ void mttkrp_sorted(const MttkrpArgs& a)
 {
@@ -107,7 +107,7 @@ __device__ __forceinline__ void mttkrp_sorted(const MttkrpArgs& a)
             T* const out = sweep.base((T*)target.sums);
             double* const sums = sweep.base((double*)target.sums);
             const u32 first = group.index[0][group.place(begin)];
-            // The share's first and last row have an end each; a row that is both has the first.
+            // The share's first and last row each have an entry; a row that is both has the first.
             const auto keep = [&](u32 which, const T (&sum)[S::COLUMNS], bool there) {
 #pragma unroll
                 for (int c = 0; c < S::COLUMNS; ++c) ends[which][share][sweep.lane + c * S::LANES] = there ? (double)sum[c] : 0.0;
@@ -134,7 +134,7 @@ __device__ __forceinline__ void mttkrp_sorted(const MttkrpArgs& a)
     }
 }
 
-// A warp for each BLCO_FIX_UP of a.count carry-outs: adds them up, and leaves two of its own unless it is the only one.
+// A warp for each BLCO_FIX_UP of a.count carry-outs: adds them up, and writes two carry-outs of its own unless it is the only warp.
 template <class T> __device__ __forceinline__ void fix_up(const FixUpArgs& a)
 {
     const u32 warp = (blockIdx.x * blockDim.x + threadIdx.x) / 32, from = warp * BLCO_FIX_UP;

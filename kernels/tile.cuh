@@ -12,8 +12,8 @@ template <int TILES_, int THREADS_> struct Shape {
 };
 
 // The nonzeros of a group, ordered, in shared memory. They are read in shares of SHARE nonzeros, a run of RUN at a time, the same run of
-// every share at the same time. Where a warp reads more than two shares, these runs would lie in the same banks: so the runs of a share
-// have changed places, in each share of a warp in another way.
+// every share at the same time. If a warp reads more than two shares, these runs would be in the same banks, so the runs of each share
+// of a warp are permuted differently.
 template <class T, int ORDER, class SHAPE, class S> struct alignas(16) Group {
     static constexpr u32 SHARE = SHAPE::PER * S::LANES, SHARES = 32 / S::LANES, RUN = S::BATCH < 4 ? 4 : S::BATCH;
     static constexpr u32 TURNS = SHARES <= 2 ? 1 : SHARES < SHARE / RUN ? SHARES : SHARE / RUN;
@@ -21,19 +21,19 @@ template <class T, int ORDER, class SHAPE, class S> struct alignas(16) Group {
     static_assert((TURNS & (TURNS - 1)) == 0 && SHARE / RUN % TURNS == 0, "runs stay in their share");
 
     T value[SHAPE::NNZ];
-    // Rows of the target mode come first: it and mode 0 have changed places.
+    // Rows of the target mode come first: it is swapped with mode 0.
     u32 index[ORDER][SHAPE::NNZ];
 
-    // The place of nonzero `at` is `at ^ turn(at)`, and turn is the same for all of a share.
+    // The place of nonzero `at` is `at ^ turn(at)`; `turn` is the same for a whole share.
     static __device__ __forceinline__ u32 turn(u32 at) { return at / SHARE % TURNS * RUN; }
     static __device__ __forceinline__ u32 place(u32 at) { return at ^ turn(at); }
 
-    // Before nonzeros come: how many there are for each row modulo NNZ, and what warps add up.
+    // Before there are nonzeros: their number for each row modulo NNZ, and the sums of warps.
     __device__ __forceinline__ u32* count() { return index[1]; }
     __device__ __forceinline__ u32* warps() { return (u32*)value; }
 };
 
-// What a thread decodes: nonzeros `first + k * step` for k < PER of a tile of `nnz`. Beyond nnz it repeats the last with
+// The nonzeros that a thread decodes: `first + k * step` for k < PER, of a tile of `nnz`. Beyond nnz it repeats the last nonzero with
 // the value 0.
 struct Slots {
     u32 first, step, nnz;
@@ -69,7 +69,7 @@ struct Tiled {
     }
 };
 
-// Nonzeros 512 t and on of a `raw` chunk: shift and mask, with the key's bits above (Nguyen et al., ICS 2022, section 4.2).
+// Nonzeros from 512 t on of a `raw` chunk: shift and mask, with the key's bits above (Nguyen et al., ICS 2022, section 4.2).
 // Nonzeros of several BLCO blocks can share a tile, so that small BLCO blocks are batched into one launch.
 struct Raw {
     static __device__ __forceinline__ Header header_of(const u8* image)
@@ -127,7 +127,7 @@ struct Raw {
     }
 };
 
-// Replaces each of NNZ counts by the sum of those before it. Called by the whole thread block, which sees the sums on return.
+// Replaces each of NNZ counts by the sum of the counts before it. The whole thread block calls it and sees the sums on return.
 template <class SHAPE> __device__ __forceinline__ void add_up(u32* count, u32* warp)
 {
     u32* mine = count + threadIdx.x * SHAPE::PER;
@@ -146,7 +146,7 @@ template <class SHAPE> __device__ __forceinline__ void add_up(u32* count, u32* w
     }
     if (lane == 31) warp[warps] = upto;
     __syncthreads();
-    // Of the warps before this one.
+    // The sum of the warps before this one.
     u32 start = lane < warps ? warp[lane] : 0;
 #pragma unroll
     for (u32 distance = 1; distance < SHAPE::THREADS / 32; distance *= 2) start += __shfl_xor_sync(~0u, start, distance);
@@ -156,10 +156,10 @@ template <class SHAPE> __device__ __forceinline__ void add_up(u32* count, u32* w
     __syncthreads();
 }
 
-// Decodes the SHAPE::TILES tiles of an image from tile t on, as far as they are there, into `group`: as they come where they are
-// SORTED, otherwise ordered by row of the target `mode` modulo NNZ, by a counting sort, in any order inside a bucket. Rows that
+// Decodes the SHAPE::TILES tiles of an image from tile t on, or as many as there are, into `group`. SORTED tiles keep their order;
+// others are ordered by row of the target `mode` modulo NNZ, by a counting sort, in any order inside a bucket. Rows that
 // share a bucket alternate, which only costs updates. Returns the number of nonzeros, padded with zeros to whole batches.
-// Called by the whole thread block, which sees the group on return. If they are SORTED, a warp sees only its own shares, and no warp waits
+// The whole thread block calls it and sees the group on return. If tiles are SORTED, a warp sees only its own shares, and no warp waits
 // for another.
 template <class LAYOUT, bool SORTED, class T, int ORDER, class SHAPE, class S>
 __device__ __forceinline__ u32 gather(Group<T, ORDER, SHAPE, S>& group, const MttkrpArgs& a, u32 mode, const u8* image, u32 t,
@@ -169,7 +169,7 @@ __device__ __forceinline__ u32 gather(Group<T, ORDER, SHAPE, S>& group, const Mt
     const Header h = LAYOUT::header_of(image);
     const u32 mine = threadIdx.x / SHAPE::OF_TILE, left = h.nnz - t * BLCO_TILE_NNZ;
     const u32 all = left < SHAPE::NNZ ? left : SHAPE::NNZ, padded = (all + S::BATCH - 1) / S::BATCH * S::BATCH;
-    // Threads whose tile is not there have no slots.
+    // Threads without a tile have no slots.
     const u32 start = mine * BLCO_TILE_NNZ, end = start + BLCO_TILE_NNZ;
     const u32 nnz = all <= start ? 0 : all < end ? all - start : BLCO_TILE_NNZ;
     const u32 slots_end = nnz == 0 ? 0 : padded < end ? padded - start : BLCO_TILE_NNZ;
@@ -185,13 +185,13 @@ __device__ __forceinline__ u32 gather(Group<T, ORDER, SHAPE, S>& group, const Mt
     if (nnz > 0) LAYOUT::template decode<T, ORDER, PER>(index, value, a, h, t + mine, slots, bad);
 #pragma unroll
     for (int k = 0; k < PER; ++k) {
-        // Masks, because compilers turn a choice into an array in local memory.
+        // Masks, because compilers put the alternatives into an array in local memory.
         row[k] = 0;
 #pragma unroll
         for (int m = 0; m < ORDER; ++m) row[k] |= index[k][m] & (m == (int)mode ? ~0u : 0);
         at[k] = start + slots.first + k * slots.step;
     }
-    // Where the columns of modes lie.
+    // The places of the modes' columns.
     u32 column[ORDER];
 #pragma unroll
     for (int m = 0; m < ORDER; ++m) column[m] = (m == (int)mode ? 0 : m == 0 ? mode : m) * SHAPE::NNZ;

@@ -1,5 +1,5 @@
-// Reading a tree's image where it lies (formats-spec/hocfs.md). The host has checked the records before the image was copied;
-// numbers inside columns are put in range here, and `bad` is set: no index outside of the dims and no place outside of a level comes out.
+// Reads a tree's image in place (formats-spec/hocfs.md). The host has checked the records before the copy. Numbers inside columns
+// are brought into range here, and `bad` is set if one was not: every index is within the dims, and every place within its level.
 #pragma once
 #include "image.cuh"
 
@@ -16,7 +16,7 @@ struct Level {
     }
 };
 
-// A record's largest index less its smallest.
+// A record's largest index minus its smallest.
 __device__ __forceinline__ u32 level_span(const u8* record)
 {
     return load<u32>(record + 8) - load<u32>(record + 4);
@@ -48,7 +48,7 @@ __device__ __forceinline__ u32 index_of(const Level& l, u32 node, bool& bad)
     return load<u32>(record + 4) + inside(unpack32(l.words(record), width_of(span), node % BLCO_TILE_NNZ), span, bad);
 }
 
-// Where the children of a node of an inner level begin, of `children` in the next level; for the node behind the last, where they end.
+// The first child of a node of an inner level; the next level has `children` nodes. For the node after the last, the end of its children.
 __device__ __forceinline__ u32 start_of(const Level& l, u32 node, u32 children, bool& bad)
 {
     if (node >= l.nodes) return children;
@@ -60,7 +60,7 @@ __device__ __forceinline__ u32 start_of(const Level& l, u32 node, u32 children, 
     return start < children ? (u32)start : children;
 }
 
-// The node of an inner level that `child` belongs to.
+// The parent of `child` in an inner level.
 __device__ __forceinline__ u32 parent_of(const Level& l, u32 child, u32 children, bool& bad)
 {
     u32 low = 0, high = l.nodes - 1;
@@ -77,7 +77,7 @@ __device__ __forceinline__ u32 parent_of(const Level& l, u32 child, u32 children
     return low;
 }
 
-// A leaf: its index, and its value in T. `padding` where a slot holds none.
+// A leaf: its index, and its value in T. `padding` if the slot has no leaf.
 template <class T> struct Leaf {
     u32 index;
     T value;

@@ -1,14 +1,14 @@
-// SpTTM (src/op/ttm/cuda.rs): every fiber along a mode times a matrix. All nonzeros lie on the device, a column of indices for each mode
-// and one of values; `positions` says which of them comes where once they are sorted by fiber.
+// SpTTM (src/op/ttm/cuda.rs): every fiber along a mode times a matrix. All nonzeros are on the device: a column of indices for each mode
+// and a column of values. `positions` is their order by fiber.
 //
-//   append       a chunk's nonzeros to the columns
-//   keys         the indices of a mode in the order that the sort (sort.cuh) has reached
-//   ends         which nonzero is the last of its fiber, and how many such a tile has; scans turn these into the fibers' numbers
-//   rows         the fibers of a tile of sorted nonzeros: coordinates, and the rows of those that lie in it
-//   fix_up       the rows of fibers that lie in several tiles
+//   append       appends a chunk's nonzeros to the columns
+//   keys         puts the indices of a mode in the order that the sort (sort.cuh) has reached
+//   ends         marks the last nonzero of each fiber and counts them in each tile; scans turn the counts into the fibers' numbers
+//   rows         writes the coordinates of a tile's fibers, and the rows of those within the tile
+//   fix_up       writes the rows of fibers that extend over several tiles
 //
 // **Order of additions.** Products are in T. The nonzeros of a fiber in a tile are added up one after the other in f64, then the tiles'
-// sums one after the other. So a result is the same to the bit for any window, and the host's.
+// sums one after the other. The result has the same bits for any window, and on the host.
 #pragma once
 #include "sort.cuh"
 #include "tile.cuh"
@@ -84,17 +84,17 @@ __device__ inline void ends(const TtmArgs& a)
     if (threadIdx.x > 0) return;
     for (u32 w = 1; w < WARPS; ++w) count += counts[w];
     ((u32*)a.before)[blockIdx.x] = count;
-    // Behind the last tile: all.
+    // After the last tile: all.
     if (blockIdx.x + 1 == gridDim.x) ((u32*)a.before)[gridDim.x] = 0;
 }
 
-// Fibers that end before a tile, counted from the window's first.
+// The number of fibers that end before a tile, from the window's first on.
 __device__ __forceinline__ u32 ended_before(const TtmArgs& a, u32 tile)
 {
     return ((const u32*)a.before)[tile] + ((const u32*)a.totals)[tile / BLCO_SCAN_ROW] - a.first_fiber;
 }
 
-// Whether the fiber of a tile's first nonzero begins in a tile before.
+// Whether the fiber of a tile's first nonzero begins in an earlier tile.
 __device__ __forceinline__ bool has_begun(const TtmArgs& a, u32 tile)
 {
     return tile > 0 && ((const u32*)a.ends)[tile * WORDS - 1] >> 31 == 0;
@@ -110,18 +110,18 @@ __device__ __forceinline__ double product(float value, float number)
     return (double)__fmul_rn(value, number);
 }
 
-// What a tile of the window leaves of its first fiber, if that has begun before, or (`last`) of its last one, if that goes on.
+// A tile's part of its first fiber if that begins earlier, or (`last`) of its last fiber if that continues.
 __device__ __forceinline__ double* part_of(const TtmArgs& a, u32 tile, bool last)
 {
     return (double*)a.parts + (2ull * (tile - a.first_tile) + last) * a.rank;
 }
 
-// A thread block of THREADS for each tile of the window. A group of 2^lanes threads adds up a fiber, each some columns.
+// A thread block of THREADS for each tile of the window. A group of 2^lanes threads adds up a fiber; each has some of the columns.
 template <class T> __device__ __forceinline__ void rows(const TtmArgs& a)
 {
     __shared__ u32 leaves[TILE], words[WORDS];
     __shared__ T values[TILE];
-    // The last nonzero of each fiber; what is left of the tile behind them belongs to one that goes on.
+    // The last nonzero of each fiber. The nonzeros after them belong to a fiber that continues.
     __shared__ u16 lasts[TILE + 1];
     const u32 tile = a.first_tile + blockIdx.x, first = tile * TILE, rest = a.nnz - first, nnz = rest < TILE ? rest : TILE;
     const u32 before = ended_before(a, tile);
@@ -166,8 +166,8 @@ template <class T> __device__ __forceinline__ void rows(const TtmArgs& a)
     }
 }
 
-// A warp for each tile of the window, and one before them: adds up the fiber that the tile leaves open, or the window before, over the
-// tiles that follow. If it goes on in the next window, its sum is carried over.
+// A warp for each tile of the window, and one before them: adds up the fiber that the tile, or the window before, leaves open, over the
+// tiles that follow. If the fiber continues in the next window, its sum is carried over.
 template <class T> __device__ __forceinline__ void fix_up(const TtmArgs& a)
 {
     const u32 warp = blockIdx.x * (BLCO_ROW_THREADS / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -177,7 +177,7 @@ template <class T> __device__ __forceinline__ void fix_up(const TtmArgs& a)
     if (warp == 0) {
         if (!has_begun(a, next)) return;
     } else {
-        // Not where a tile is all of a fiber that has begun before it.
+        // Not if the whole tile belongs to a fiber that begins before it.
         const u32 tile = next - 1;
         if (next == a.tiles || !has_begun(a, next)) return;
         if (has_begun(a, tile) && ended_before(a, tile) == ended_before(a, next)) return;
@@ -216,7 +216,7 @@ template <class T> __device__ __forceinline__ void fix_up(const TtmArgs& a)
         ttm::fix_up<real>(args);                                                                                       \
     }
 
-// And those that serve both.
+// The kernels that serve both precisions.
 #define BLCO_TTM_SORT                                                                                                  \
     extern "C" __global__ void __launch_bounds__(BLCO_ROW_THREADS) ttm_keys(const FiberKeysArgs args)                  \
     {                                                                                                                  \

@@ -1,10 +1,10 @@
 // TTV along the leaves' mode of a tree: each fiber times a vector (src/op/ttv/cuda.rs; Li et al., TKDD 2019, section 6.1).
 //
-// **Order of additions.** A fiber's nonzeros are cut into segments of BLCO_TTV_SEGMENT, counted from its first, wherever chunks are
-// cut. Products are in T; a segment's products are added up one after the other in f64, then the segments one after the other. So a
-// result is the same to the bit for every kernel here, and for any chunks.
+// **Order of additions.** A fiber's nonzeros are cut into segments of BLCO_TTV_SEGMENT from its first nonzero on, independently of
+// chunks. Products are in T. A segment's products are added up one after the other in f64, then the segments one after the other. The
+// result has the same bits for every kernel here and for any chunks.
 //
-// A fiber that goes on in the next chunk leaves a *carry* in memory: the sum of all its segments but the last, and of its last one.
+// A fiber that continues in the next chunk leaves a *carry* in memory: the sum of all its segments except the last, and of its last one.
 // The first fiber of the next chunk begins with it.
 //
 //   two_level    the paper's: slices over one dimension of the grid, a slice's fibers over the other, a thread for each fiber
@@ -17,7 +17,7 @@
 namespace ttv {
 
 constexpr u32 SEGMENT = BLCO_TTV_SEGMENT, NOBODY = ~0u;
-// What adds nothing: x + -0.0 is x for every x.
+// Adds nothing: x + -0.0 is x for every x.
 constexpr double NOTHING = -0.0;
 // Slices, and fibers of each, that a thread block takes at a time.
 constexpr u32 SLICES = 4, FIBERS = BLCO_TTV_THREADS / SLICES;
@@ -28,7 +28,7 @@ __device__ __forceinline__ void note(const TtvArgs& a, bool bad)
     if (bad) atomicMin((u32*)a.fault, a.number);
 }
 
-// What a launch reads.
+// The input of a launch.
 struct Fibers {
     Tree tree;
     Level fibers, leaves;
@@ -41,13 +41,13 @@ struct Fibers {
     __device__ __forceinline__ bool is_last(u32 fiber) const { return fiber + 1 == fibers.nodes; }
 };
 
-// Where a fiber begins and ends. Spots count slots, from SEGMENT on: nonzeros of the first fiber's open segment that lie in the chunk
-// before have the spots before SEGMENT.
+// The begin and end of a fiber, in spots. Spots number slots from SEGMENT on; the nonzeros of the first fiber's open segment that are in
+// the chunk before have the spots before SEGMENT.
 struct Stretch {
     u32 begin, end;
 };
 
-// The first fiber begins in its open segment, the last one ends behind its last nonzero. Nothing, where that is damaged.
+// The first fiber begins in its open segment; the last one ends after its last nonzero. Nothing if that is damaged.
 __device__ __forceinline__ Stretch stretch_of(const TtvArgs& a, const Fibers& f, u32 fiber, bool& bad)
 {
     const u32 slots = f.leaves.nodes, begin = start_of(f.fibers, fiber, slots, bad);
@@ -75,7 +75,7 @@ __device__ __forceinline__ double carried_segment(const TtvArgs& a, u32 fiber)
     return goes_on(a, fiber) ? ((const double*)a.carry_in)[1] : NOTHING;
 }
 
-// Writes a fiber's sum: `sum` of all its segments but the last, `segment` of that.
+// Writes a fiber's sum: `sum` is that of all segments except the last, `segment` that of the last.
 template <class T>
 __device__ __forceinline__ void write(const TtvArgs& a, const Fibers& f, u32 fiber, double sum, double segment)
 {
@@ -126,16 +126,16 @@ template <class T> __device__ __forceinline__ void two_level(const TtvArgs& a)
     note(a, bad);
 }
 
-// Where the sum of the segment that begins at `spot` goes, of a fiber that `fix_up` adds up. Of such fibers at most one begins and at
-// most one goes on in a window of SEGMENT spots.
+// The place for the sum of the segment that begins at `spot`, of a fiber that `fix_up` adds up. In a window of SEGMENT spots, at most one
+// such fiber begins and at most one continues.
 __device__ __forceinline__ double& part_of(const TtvArgs& a, u32 spot, bool first)
 {
     return ((double*)a.parts)[2 * (spot / SEGMENT) + first];
 }
 
-// A thread block of BLCO_TTV_THREADS for each tile of the leaves before a.end: all segments that begin in it. Fibers of one segment are
-// written, others leave their segments' sums for `fix_up`: the first one where it takes a carry, the last one, and those of more
-// than one segment.
+// A thread block of BLCO_TTV_THREADS for each tile of the leaves before a.end: adds up all segments that begin in it. It writes the sums of
+// fibers of one segment. Other fibers leave their segments' sums for `fix_up`: the first if it takes a carry, the last, and those of
+// more than one segment.
 template <class T> __device__ __forceinline__ void balanced(const TtvArgs& a)
 {
     // A segment that begins in the tile's last slot ends in the next tile.
@@ -146,7 +146,7 @@ template <class T> __device__ __forceinline__ void balanced(const TtvArgs& a)
     const u32 count = rest < BLCO_TILE_NNZ + SEGMENT - 1 ? rest : BLCO_TILE_NNZ + SEGMENT - 1;
     bool bad = false;
     for (u32 i = threadIdx.x; i < count; i += BLCO_TTV_THREADS) products[i] = product<T>(a, f, first + i, bad);
-    // Spots, those before the chunk in the first thread block.
+    // Spots; in the first thread block also those before the chunk.
     const u32 from = blockIdx.x == 0 ? 0 : SEGMENT + first, to = SEGMENT + first + (rest < BLCO_TILE_NNZ ? rest : BLCO_TILE_NNZ);
     if (threadIdx.x < WINDOWS) ((u32*)a.owners)[first / SEGMENT + 1 + threadIdx.x] = NOBODY;
     if (threadIdx.x == WINDOWS && blockIdx.x == 0) *(u32*)a.owners = NOBODY;
@@ -170,7 +170,7 @@ template <class T> __device__ __forceinline__ void balanced(const TtvArgs& a)
     note(a, bad);
 }
 
-// A thread for each window of spots: adds up the segments of the fiber that begins there, if `balanced` has left one.
+// A thread for each window of spots: adds up the segments of the fiber that begins there, if `balanced` left one.
 template <class T> __device__ __forceinline__ void fix_up(const TtvArgs& a)
 {
     const u32 window = blockIdx.x * BLCO_TTV_THREADS + threadIdx.x;
@@ -181,7 +181,7 @@ template <class T> __device__ __forceinline__ void fix_up(const TtvArgs& a)
     bool bad = false;
     const Stretch all = stretch_of(a, f, fiber, bad);
     double sum = carried_sum(a, fiber), segment = part_of(a, all.begin, true);
-    // Loads of several at once: they do not wait for the sum.
+    // Loads several at once, which do not wait for the sum.
     constexpr u32 BATCH = 16;
     for (u32 begin = all.begin + SEGMENT; begin < all.end; begin += BATCH * SEGMENT) {
         double next[BATCH];
