@@ -355,16 +355,21 @@ impl Lying {
 
     /// Numbers and positions of all chunks, in headers and manifest, from their nnz.
     fn renumber(&mut self) {
-        let mut first = 0u64;
-        for (n, (part, entry)) in (0u32..).zip(self.parts.iter_mut().zip(&mut self.manifest.chunks)) {
-            entry.first_nonzero = first;
-            part.set(12, n.to_le_bytes());
-            part.set(24, first.to_le_bytes());
-            first = first.wrapping_add(entry.nnz);
+        let partitions = &mut self.manifest.partitions;
+        for partition in partitions.iter_mut() {
+            (partition.nnz, partition.chunks) = (0, 0);
         }
-        self.manifest.nnz = first;
-        let partition = &mut self.manifest.partitions[0];
-        (partition.nnz, partition.chunks) = (first, self.parts.len() as u64);
+        let last = partitions.len() - 1;
+        for (n, (part, entry)) in (0u32..).zip(self.parts.iter_mut().zip(&mut self.manifest.chunks)) {
+            // A header may say anything.
+            let partition = &mut partitions[(u32_at(&part.header, 60) as usize).min(last)];
+            entry.first_nonzero = partition.nnz;
+            part.set(12, n.to_le_bytes());
+            part.set(24, partition.nnz.to_le_bytes());
+            partition.nnz = partition.nnz.wrapping_add(entry.nnz);
+            partition.chunks += 1;
+        }
+        self.manifest.nnz = partitions.iter().fold(0, |nnz, partition| nnz.wrapping_add(partition.nnz));
     }
 }
 

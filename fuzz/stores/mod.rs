@@ -99,10 +99,10 @@ pub struct Lying {
     stored: Vec<(usize, u32)>,
 }
 
-/// The stores that mutants are made of: every format and encoding, orders 2 to 6, of two chunks or more.
+/// The stores that mutants are made of: every format and encoding, orders 2 to 6, of two chunks or more, with one cover.
 pub fn bases() -> Vec<Lying> {
     type Case = (&'static [u64], usize, Kind, fn(u64) -> f64, Duplicates);
-    const CASES: [Case; 16] = [
+    const CASES: [Case; 21] = [
         (&[900, 700], 18_000, Kind::Tiled, values::integer, Duplicates::Sum),
         (&[300, 200, 100], 6_000, Kind::Raw, values::fraction, Duplicates::Sum),
         (&[70, 60, 50], 20_000, Kind::TiledZstd, values::few, Duplicates::Sum),
@@ -119,6 +119,11 @@ pub fn bases() -> Vec<Lying> {
         (&[20, 15, 10], 16_000, Kind::HocfsCsr, values::fraction, Duplicates::Keep),
         (&[80, 60, 50], 24_000, Kind::Tiled, values::decimal, Duplicates::Sum),
         (&[60, 20, 40], 24_000, Kind::HocfsEll, values::decimal, Duplicates::Sum),
+        (&[60, 30, 40], 18_000, Kind::CsfOne, values::fraction, Duplicates::Sum),
+        (&[30, 9, 200], 18_000, Kind::BcsfRoot, values::fraction, Duplicates::Sum),
+        (&[2000, 40, 30], 20_000, Kind::HbcsfRoot, values::fraction, Duplicates::Sum),
+        (&[40, 30, 20, 10], 16_000, Kind::Mmcsf, values::fraction, Duplicates::Sum),
+        (&[50, 300, 40], 24_000, Kind::FcooRoot, values::single, Duplicates::Keep),
     ];
     let dir = tempfile::tempdir().unwrap();
     let base = |(n, &(dims, nnz, kind, value, duplicates)): (usize, &Case)| {

@@ -59,7 +59,7 @@ struct Case {
 }
 
 const SPILLING: [&str; 7] = ["t.tns", "-o", "out/s", "--memory", "0", "--chunk-bytes", "256KiB"];
-const CASES: [Case; 7] = [
+const CASES: [Case; 10] = [
     Case { name: "in memory", arguments: &["t.tns", "-o", "out/s"], replaces: false, resumes: false },
     Case { name: "spilling", arguments: &SPILLING, replaces: false, resumes: false },
     Case {
@@ -77,6 +77,24 @@ const CASES: [Case; 7] = [
     Case {
         name: "spilling, hocfs",
         arguments: &["t.tns", "-o", "out/s", "--memory", "0", "--format", "hocfs", "--main-mode", "2"],
+        replaces: false,
+        resumes: false,
+    },
+    Case {
+        name: "spilling, csf of all modes",
+        arguments: &["t.tns", "-o", "out/s", "--memory", "0", "--format", "csf"],
+        replaces: false,
+        resumes: false,
+    },
+    Case {
+        name: "spilling, hbcsf",
+        arguments: &["t.tns", "-o", "out/s", "--memory", "0", "--format", "hbcsf"],
+        replaces: false,
+        resumes: false,
+    },
+    Case {
+        name: "spilling, fcoo",
+        arguments: &["t.tns", "-o", "out/s", "--memory", "0", "--format", "fcoo", "--for", "ttm"],
         replaces: false,
         resumes: false,
     },

@@ -194,7 +194,7 @@ fn a_pack_is_absent_or_whole() {
     assert_eq!(one.chunks(), 1);
     let counts = one.lose_power("pack, 1 chunk");
     assert!(counts.absent > 0 && counts.new > 0);
-    for kind in [Kind::Raw, Kind::HocfsZstd, Kind::CsfAll] {
+    for kind in [Kind::Raw, Kind::HocfsZstd, Kind::CsfAll, Kind::Hbcsf, Kind::Mmcsf, Kind::FcooTtm] {
         let several = Packing::new(&large(), kind, SMALL_CHUNKS, u64::MAX);
         assert!(several.chunks() > 2);
         several.lose_power(&format!("pack, {kind:?}, {} chunks", several.chunks()));
@@ -203,14 +203,12 @@ fn a_pack_is_absent_or_whole() {
 
 #[test]
 fn a_pack_that_spills_is_absent_resumable_or_whole() {
-    let spilling = Packing::new(
-        &Tensor::random(&[600, 50, 40], 36_000, 1, values::integer),
-        Kind::Tiled,
-        SMALL_CHUNKS,
-        0,
-    );
-    let counts = spilling.lose_power("pack that spills");
-    assert!(counts.resumed > 0 && counts.new > 0, "{counts:?}");
+    let tensor = Tensor::random(&[600, 50, 40], 36_000, 1, values::integer);
+    for kind in [Kind::Tiled, Kind::BcsfAllZstd, Kind::MmcsfStatic] {
+        let spilling = Packing::new(&tensor, kind, SMALL_CHUNKS, 0);
+        let counts = spilling.lose_power(&format!("pack that spills, {kind:?}"));
+        assert!(counts.resumed > 0 && counts.new > 0, "{counts:?}");
+    }
 }
 
 #[test]

@@ -5,7 +5,7 @@
 //!
 //! With `BLCO_LARGE=1` the largest tensor and the rest of the matrix (ranks, `raw`, f32) are tested too.
 
-use crate::common::{Kind, Tensor, exported, identity, options, pack, packed, run};
+use crate::common::{Kind, Tensor, all_kinds, exported, identity, options, pack, packed, run, run_by_cover};
 use crate::runner::{ttv, vector};
 use blco::internals::coo::Batch;
 use blco::internals::coo::tns::{IndexBase, ReadOptions, TnsReader};
@@ -56,11 +56,12 @@ fn check(name: &str, bytes_per_nnz: f64) {
     let Some(path) = shared(name) else { return };
     let dir = tempfile::tempdir().unwrap();
     let tensor = read(&path, IndexBase::One).unwrap();
-    let more = [Kind::Tiled, Kind::HocfsCsr, Kind::HocfsEll, Kind::Raw];
-    let kinds: &[Kind] = if large() { &more } else { &more[..3] };
+    // Of large tensors one kind of each way to add up.
+    let several = [Kind::Tiled, Kind::HocfsCsr, Kind::HocfsEll, Kind::MmcsfStatic, Kind::FcooMttkrp];
+    let kinds = if large() || tensor.nnz() < 100_000 { all_kinds().collect() } else { several.to_vec() };
     let ranks: &[usize] = if large() { &[1, 7, 16, 32, 33] } else { &[7, 32] };
     let mut stores = Vec::new();
-    for &kind in kinds {
+    for kind in kinds {
         let options = options(&dir.path().join(format!("{kind:?}")), kind, CHUNK_BYTES);
         let bytes = pack_file(&path, IndexBase::One, &options).unwrap();
         assert!(kind != Kind::Tiled || bytes <= bytes_per_nnz, "{name}: {bytes:.3} bytes a nonzero");
@@ -95,7 +96,7 @@ fn check_rank<T: Real>(name: &str, tensor: &Tensor, stores: &[Store], rank: usiz
     let factors: Vec<Matrix<T>> = seeded_factors(&Sys::default(), shape, rank, 2).unwrap();
     let wanted = oracle::mttkrp(&mut { tensor }, &factors, &modes).unwrap();
     for store in stores {
-        for (oracle, (_, result)) in wanted.iter().zip(run(store, &factors, &modes).unwrap()) {
+        for (oracle, (_, result)) in wanted.iter().zip(run_by_cover(store, &factors, &modes, 2).unwrap()) {
             let comparison = oracle.compare(&result, tensor.order(), 1);
             assert!(comparison.holds, "{name}, rank {rank}, {}: {comparison:?}", store.path().display());
         }
@@ -252,7 +253,7 @@ fn the_published_answer_comes_out_exactly() {
     let wanted: Vec<f64> = text.lines().filter_map(numbers).flatten().collect();
     assert_eq!(wanted.len(), 10, "2 rows of rank 5");
     let dir = tempfile::tempdir().unwrap();
-    for kind in crate::common::KINDS {
+    for kind in all_kinds() {
         let options = options(&dir.path().join(format!("{kind:?}")), kind, CHUNK_BYTES);
         pack_file(&path, IndexBase::One, &options).unwrap();
         let store = Store::open(&Sys::default(), &options.target).unwrap();

@@ -54,6 +54,8 @@ fn every_order_and_every_kind_of_values() {
     check("order 3", &Tensor::random(&[70, 500, 90], 30_000, 2, values::integer));
     check("order 4", &Tensor::random(&[20, 30, 10, 40], 30_000, 3, values::single));
     check("order 5", &Tensor::random(&[9, 1, 8, 11, 30], 20_000, 4, values::few));
+    check("order 6", &Tensor::random(&[5, 4, 6, 3, 7, 9], 2500, 11, values::decimal));
+    check("order 7", &Tensor::random(&[3, 4, 2, 5, 3, 4, 6], 2500, 12, values::wide_integer));
     check("order 8", &Tensor::random(&[3, 4, 2, 5, 3, 4, 2, 6], 9000, 5, values::with_zeros));
 }
 
