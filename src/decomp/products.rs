@@ -1,6 +1,6 @@
-//! Matrix products of a block of rows that stays in a core's first caches, as small as faer's general product is slow for: a third of its time.
-//! Every element is one sum in the order of the steps, with fused operations where the machine has them, so faer's bits
-//! are the same.
+//! Matrix products of a block of rows that stays in a core's first caches. They take a third of the time of faer's general product, which
+//! is slow for so few rows. Every element is one sum in the order of the steps, with fused operations if the machine has them, so the
+//! bits are faer's.
 
 use pulp::Simd;
 

@@ -10,7 +10,7 @@ use crate::store::labels::{LABEL_BYTES_MAX, LabelKind};
 use jiff::tz::TimeZone;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// Bytes of a table that are taken apart at once: with what they are taken apart into, they fit into a core's cache.
+/// Bytes of a table that are divided into fields at once. They fit a core's cache together with these fields.
 pub const PIECE_BYTES: usize = 1 << 17;
 
 /// How a table's text is written.
@@ -68,19 +68,19 @@ impl<T: PartialOrd + Copy> Range<T> {
     }
 }
 
-/// What times are.
+/// Facts about a column of times.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TimeFacts {
-    /// Whether they are numbers; not known of digits that may be a date or a number.
+    /// Whether the values are numbers. `None` if all are digits that may be a date or a number.
     pub numbers: Option<bool>,
-    /// From the first to the last of which it is known.
+    /// The range of the values that are certainly times, or certainly numbers.
     range: Option<Range<i64>>,
-    /// The others, as dates and as numbers.
+    /// The range of digits that may be a date or a number: read as dates, and read as numbers.
     undecided: [Option<Range<i64>>; 2],
 }
 
 impl TimeFacts {
-    /// Both.
+    /// The facts of two parts together.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         Self {
@@ -90,7 +90,7 @@ impl TimeFacts {
         }
     }
 
-    /// Whether all are numbers, and from which to which they are. Digits that may be dates are, unless others are numbers.
+    /// Whether the values are numbers, and their range. Digits that may be dates are dates, unless another value is a number.
     #[must_use]
     pub fn decided(self) -> (bool, Option<Range<i64>>) {
         let are_numbers = self.numbers == Some(true);
@@ -101,7 +101,7 @@ impl TimeFacts {
 /// A column of a piece.
 #[derive(Debug)]
 pub enum PieceColumn {
-    /// Labels, one behind the other, where each ends, their hashes and numbers.
+    /// The labels' texts, one after the other, and for each label its end, hash and number.
     Labels {
         /// Their bytes.
         bytes: Vec<u8>,
@@ -109,14 +109,14 @@ pub enum PieceColumn {
         ends: Vec<u32>,
         /// Of each.
         hashes: Vec<u64>,
-        /// Of each.
+        /// The number of each label.
         numbers: Vec<u32>,
     },
     /// Civil seconds, or numbers, or what [`time::undecided`] makes of digits that may be either.
     Times {
         /// Of each row.
         times: Vec<i64>,
-        /// What they are.
+        /// Facts about the values.
         facts: TimeFacts,
     },
     /// Numbers.
@@ -169,7 +169,7 @@ pub struct Piece {
     pub dropped: u64,
     /// The first thing that is wrong.
     pub fault: Option<PieceFault>,
-    /// Its rows as they wait.
+    /// Its rows, encoded for the temporary file.
     pub encoded: Vec<u8>,
 }
 
@@ -196,7 +196,7 @@ impl Piece {
         }
     }
 
-    /// Empties it. Its memory stays, for other rows: memory that has been touched costs less than new memory.
+    /// Removes all rows. The memory is kept for other rows, since used memory costs less than new memory.
     pub fn clear(&mut self) {
         for column in &mut self.columns {
             match column {
@@ -221,7 +221,7 @@ impl Piece {
         (self.rows, self.lines, self.kept, self.dropped, self.fault) = (0, 0, 0, 0, None);
     }
 
-    /// What is known of it, without its rows.
+    /// The facts about its columns, without the rows.
     pub fn known(&mut self) -> Self {
         let column = |column: &PieceColumn| match *column {
             PieceColumn::Labels { .. } => {
@@ -278,7 +278,7 @@ impl Row for Record<'_> {
     }
 }
 
-/// Takes a piece's text apart into `piece`, which is empty, up to the first thing that is wrong.
+/// Divides a piece's text into fields in `piece`, which is empty, up to the first error.
 pub fn parse(rules: &Rules, written: Written, text: &[u8], piece: &mut Piece) {
     // Checked at once: each field then is, too.
     let valid = std::str::from_utf8(text).map_or_else(|e| e.valid_up_to(), str::len);
@@ -312,7 +312,7 @@ pub fn parse(rules: &Rules, written: Written, text: &[u8], piece: &mut Piece) {
             }
             piece.rows += 1;
         }
-        // Only quotes hold further newlines.
+        // Only records with quotes contain further newlines.
         let quoted = fields.iter().any(|field| field.quoted);
         piece.lines += if quoted { count_lines(&text[at..record]) } else { 1 };
         at = record;

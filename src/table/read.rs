@@ -159,7 +159,7 @@ struct Intake<'a> {
     scratch: &'a Scratch,
     columns: Vec<ReadColumn>,
     frames: Vec<Frame>,
-    /// Pieces for other rows.
+    /// Pieces whose memory is used again.
     spare: Mutex<Vec<Piece>>,
     epoch: usize,
     epoch_labels: u64,
@@ -401,7 +401,7 @@ impl<'a> Intake<'a> {
     }
 }
 
-/// Gives a piece's labels their numbers.
+/// Numbers a piece's labels.
 fn number(piece: &mut Piece, columns: &[ReadColumn]) {
     for (all, column) in columns.iter().zip(&mut piece.columns) {
         if let (ReadColumn::Labels(dictionary), PieceColumn::Labels { bytes, ends, hashes, numbers }) =
@@ -412,7 +412,7 @@ fn number(piece: &mut Piece, columns: &[ReadColumn]) {
     }
 }
 
-/// Has a piece hold its rows as they wait.
+/// Encodes a piece's rows for the temporary file.
 fn encode(piece: &mut Piece) {
     let out = &mut piece.encoded;
     out.clear();

@@ -21,7 +21,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// How much memory a frame takes while it becomes a batch, in frames: the allocator keeps as much again of what was freed.
+/// Memory of a frame while it becomes a batch, in frames: the allocator keeps as many bytes again after they are freed.
 const FRAMES_HELD: u64 = 4;
 /// Frames that each thread makes into batches before the batches are handed on.
 const BATCHED: usize = 8;
