@@ -163,7 +163,7 @@ mod tests {
         members: &mut dyn Collective,
     ) -> Vec<u64> {
         let mut factor = Matrix::from_rows(sums.len() / rank, rank, vec![T::nearest(0.5); sums.len()]);
-        let got = update(&mut sums, &mut factor, rule, members).unwrap();
+        let got = update(&mut sums, &mut factor, rule, true, members).unwrap();
         assert!(sums.iter().all(|&x| x == 0.0));
         let numbers = factor.data().iter().map(|x| x.widen()).chain(got.gram).chain(got.inner);
         numbers.map(f64::to_bits).collect()

@@ -8,7 +8,7 @@ use super::cp_als::AlsBackend;
 use super::extended::{self, Double};
 use super::update::{self, Gram, Rule};
 use crate::backend::Squares;
-use crate::backend::host::HostBackend;
+use crate::backend::host::{HostBackend, HostOp};
 use crate::dense::{Matrix, Real};
 use crate::error::Result;
 use crate::op::mttkrp::{Mttkrp, alternating_bytes};
@@ -93,8 +93,11 @@ impl<T: Real> AlsBackend<T> for HostAls<T> {
     }
 
     fn update(&mut self, _mode: usize, rule: &Rule) -> Result<Gram> {
-        let (sums, factor) = self.backend.op().sums_and_factor();
-        update::update(sums, factor, rule, &mut *self.members)
+        let op = self.backend.op();
+        // Passes from mode-sorted copies set sums; those over chunks add to them.
+        let zeroes = !op.holds_store();
+        let (sums, factor) = op.sums_and_factor();
+        update::update(sums, factor, rule, zeroes, &mut *self.members)
     }
 
     fn extended_gram(&mut self, mode: usize) -> Result<Vec<Double>> {

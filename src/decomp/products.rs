@@ -20,8 +20,10 @@ pub(super) fn is_small(rank: usize) -> bool {
 pub(super) struct Product<'a> {
     pub rank: usize,
     pub a: &'a [f64],
-    /// The distances in `a` between rows, and between what meets one row of `b` and the next.
-    pub strides: [usize; 2],
+    /// Where each row begins in `a`.
+    pub rows: &'a [usize],
+    /// The distance in `a` between what meets one row of `b` and the next.
+    pub step: usize,
     pub b: &'a [f64],
     pub c: &'a mut [f64],
     /// Whether this adds to the upper triangle of a square `c`. What lies below is then not defined.
@@ -34,7 +36,7 @@ impl pulp::WithSimd for Product<'_> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(mut self, simd: S) {
-        let rows = self.c.len() / self.rank;
+        let rows = self.rows.len();
         let whole = rows - rows % ROWS;
         (0..whole).step_by(ROWS).for_each(|row| self.rows::<S, ROWS>(simd, row));
         (whole..rows).for_each(|row| self.rows::<S, 1>(simd, row));
@@ -61,17 +63,15 @@ impl Product<'_> {
     fn tile<S: Simd, const R: usize, const V: usize>(&mut self, simd: S, row: usize, column: usize) -> usize {
         let columns = V * S::F64_LANES;
         let mut sums = [[simd.splat_f64s(0.0); V]; R];
-        let [of_row, of_step] = self.strides;
-        let mut at = row * of_row;
-        for b in self.b.chunks_exact(self.rank) {
+        let rows: [&[f64]; R] = std::array::from_fn(|r| &self.a[self.rows[row + r]..]);
+        for (k, b) in self.b.chunks_exact(self.rank).enumerate() {
             let b = S::as_simd_f64s(&b[column..][..columns]).0;
-            for (r, sums) in sums.iter_mut().enumerate() {
-                let a = simd.splat_f64s(self.a[at + r * of_row]);
+            for (sums, a) in sums.iter_mut().zip(rows) {
+                let a = simd.splat_f64s(a[k * self.step]);
                 for (sum, &b) in sums.iter_mut().zip(b) {
                     *sum = simd.mul_add_e_f64s(a, b, *sum);
                 }
             }
-            at += of_step;
         }
         for (r, sums) in sums.iter().enumerate() {
             let c = &mut self.c[(row + r) * self.rank + column..][..columns];
@@ -103,16 +103,20 @@ mod tests {
         {
             let (x, w) = (random(rows * rank, 0), random(rank * rank, 1));
             let (mut c, mut expected) = (vec![f64::NAN; rows * rank], vec![f64::NAN; rows * rank]);
-            let (strides, adds_upper) = ([rank, 1], false);
-            simd.dispatch(Product { rank, a: &x, strides, b: &w, c: &mut c, adds_upper });
+            let starts: Vec<usize> = (0..rows).map(|row| row * rank).collect();
+            let product =
+                Product { rank, a: &x, rows: &starts, step: 1, b: &w, c: &mut c, adds_upper: false };
+            simd.dispatch(product);
             let of = |x, rows| MatRef::from_row_major_slice(x, rows, rank);
             let into = MatMut::from_row_major_slice_mut(&mut expected, rows, rank);
             matmul(into, Accum::Replace, of(&x, rows), of(&w, rank), 1.0, Par::Seq);
             assert!(c == expected, "{rows} x {rank}");
 
             let (mut c, mut expected) = (w.clone(), w.clone());
-            let (strides, adds_upper) = ([1, rank], true);
-            simd.dispatch(Product { rank, a: &x, strides, b: &x, c: &mut c, adds_upper });
+            let starts: Vec<usize> = (0..rank).collect();
+            let product =
+                Product { rank, a: &x, rows: &starts, step: rank, b: &x, c: &mut c, adds_upper: true };
+            simd.dispatch(product);
             let whole = BlockStructure::Rectangular;
             triangular::matmul(
                 MatMut::from_row_major_slice_mut(&mut expected, rank, rank),

@@ -1,6 +1,6 @@
 //! The dense update on the host: computes a mode's new factor from its MTTKRP.
 //!
-//! **One pass.** Each row of the sums is read once and zeroed for the next pass. The factor's row is written once, and
+//! **One pass.** Each row of the sums is read once, and zeroed where the next pass adds to it. The factor's row is written once, and
 //! everything else that the iteration needs of the new factor (its Gram matrix, its products with the sums) is added up
 //! at the same time. Columns are not normalized: they keep their length, and [`super::Als`] accounts for it in rank x
 //! rank matrices. No second pass over a factor is needed.
@@ -87,16 +87,17 @@ pub(super) fn part_numbers(rows: usize, rank: usize) -> usize {
 /// Bytes that an update or [`super::extended::gram`] holds.
 #[must_use]
 pub fn host_bytes(rows: usize, rank: usize) -> u64 {
-    (parts(rows, rank) * (rank + rank.max(ROWS) + 1) * rank * size_of::<f64>()) as u64
+    (parts(rows, rank) * ((rank + rank.max(ROWS) + 2) * rank + ROWS) * size_of::<f64>()) as u64
 }
 
-/// Makes `factor` from the members' `sums`, which have its shape and are zero afterwards, by `rule`.
+/// Makes `factor` from the members' `sums`, which have its shape, by `rule`. With `zeroes`, sums are zero afterwards.
 ///
 /// The factor is rounded to `T`, and the Gram matrix is that of the rounded factor.
 pub fn update<T: Real>(
     sums: &mut [f64],
     factor: &mut Matrix<T>,
     rule: &Rule,
+    zeroes: bool,
     members: &mut dyn Collective,
 ) -> Result<Gram> {
     let (rank, chunk) = (factor.columns(), part_numbers(factor.rows(), factor.columns()));
@@ -107,7 +108,7 @@ pub fn update<T: Real>(
     let parts = sums[from..to].par_chunks_mut(chunk).zip(rows).with_max_len(1);
     let part = |(sums, rows): (&mut [f64], &mut [T])| {
         let mut part = FactorPart::new(rank);
-        part.update(rule, sums, rows);
+        part.update(rule, sums, rows, zeroes);
         part.gram
     };
     let parts = parts.map(part).collect();
@@ -136,21 +137,31 @@ struct FactorPart {
     gram: Vec<f64>,
     /// [`ROWS`] rows.
     block: Vec<f64>,
+    /// Where the rows of the block begin in the part's.
+    starts: Vec<usize>,
+    /// Where columns begin in the block.
+    columns: Vec<usize>,
 }
 
 impl FactorPart {
     fn new(rank: usize) -> Self {
-        Self { rank, gram: vec![0.0; rank * (rank + 1)], block: vec![0.0; ROWS * rank] }
+        let (gram, block) = (vec![0.0; rank * (rank + 1)], vec![0.0; ROWS * rank]);
+        Self { rank, gram, block, starts: Vec::with_capacity(ROWS), columns: (0..rank).collect() }
     }
 
-    fn update<T: Real>(&mut self, rule: &Rule, sums: &mut [f64], rows: &mut [T]) {
+    fn update<T: Real>(&mut self, rule: &Rule, sums: &mut [f64], rows: &mut [T], zeroes: bool) {
         let (rank, simd) = (self.rank, pulp::Arch::new());
         for (sums, rows) in sums.chunks_mut(ROWS * rank).zip(rows.chunks_mut(ROWS * rank)) {
-            let new = &mut self.block[..rows.len()];
+            let skips_zeros = is_small(rank) && matches!(rule, Rule::Linear { .. });
+            let is_done = |start: &usize| !skips_zeros || sums[*start..][..rank].iter().any(|&x| x != 0.0);
+            self.starts.clear();
+            self.starts.extend((0..rows.len()).step_by(rank).filter(is_done));
+            let starts = &self.starts[..];
+            let new = &mut self.block[..starts.len() * rank];
             match rule {
-                Rule::Linear { matrix } if is_small(rank) => {
-                    let strides = [rank, 1];
-                    simd.dispatch(Product { rank, a: sums, strides, b: matrix, c: new, adds_upper: false });
+                Rule::Linear { matrix } if skips_zeros => {
+                    let (a, b) = (&*sums, matrix);
+                    simd.dispatch(Product { rank, a, rows: starts, step: 1, b, c: new, adds_upper: false });
                 }
                 Rule::Linear { matrix } => {
                     let matrix = MatRef::from_row_major_slice(matrix, rank, rank);
@@ -163,8 +174,9 @@ impl FactorPart {
                     simd.dispatch(Descend { sums, rows, gram, scales, new });
                 }
             }
-            let kept = simd.dispatch(StoreRows { sums, rows, new, inner: &mut self.gram[rank * rank..] });
-            self.add_gram(kept * rank);
+            let inner = &mut self.gram[rank * rank..];
+            simd.dispatch(StoreRows { sums, rows, starts, new, inner, zeroes });
+            self.add_gram(self.starts.len() * rank);
         }
     }
 
@@ -178,9 +190,12 @@ impl FactorPart {
     /// Adds the products of the columns of the rows in the first `n` numbers of the block.
     fn add_gram(&mut self, n: usize) {
         let rank = self.rank;
+        if n == 0 {
+            return;
+        }
         if is_small(rank) {
-            let (x, c) = (&self.block[..n], &mut self.gram[..rank * rank]);
-            let product = Product { rank, a: x, strides: [1, rank], b: x, c, adds_upper: true };
+            let (x, c, rows) = (&self.block[..n], &mut self.gram[..rank * rank], &self.columns);
+            let product = Product { rank, a: x, rows, step: rank, b: x, c, adds_upper: true };
             return pulp::Arch::new().dispatch(product);
         }
         let rows = MatRef::from_row_major_slice(&self.block[..n], n / self.rank, self.rank);
@@ -198,41 +213,48 @@ impl FactorPart {
     }
 }
 
-/// Stores `new` rows in `rows`, rounded, and leaves them rounded, those that are not zero first: their number is returned. Adds their
-/// products with `sums`, which are zero afterwards, to `inner`.
+/// Stores the rows `new` in `rows`, rounded, where `starts` says, and leaves them rounded; other rows become zero. Adds the products
+/// of `new` with the sums to `inner`.
 struct StoreRows<'a, T> {
     sums: &'a mut [f64],
     rows: &'a mut [T],
+    starts: &'a [usize],
     new: &'a mut [f64],
     inner: &'a mut [f64],
+    zeroes: bool,
 }
 
 /// Compiled for the machine's vectors. `backend::host` explains why it is not a closure.
 impl<T: Real> pulp::WithSimd for StoreRows<'_, T> {
-    type Output = usize;
+    type Output = ();
 
     #[inline(always)]
-    fn with_simd<S: pulp::Simd>(self, _: S) -> usize {
-        let Self { sums, rows, new, inner } = self;
-        let (rank, mut kept) = (inner.len(), 0);
-        for (i, (m, a)) in sums.chunks_exact_mut(rank).zip(rows.chunks_exact_mut(rank)).enumerate() {
-            let row = &mut new[i * rank..][..rank];
-            // Rows without nonzeros, of which long modes have many.
-            if row.iter().chain(&*m).all(|&x| x == 0.0) {
-                a.iter_mut().zip(row).for_each(|(a, new)| *a = T::nearest(*new));
-                continue;
-            }
-            for (((m, a), new), inner) in m.iter_mut().zip(a).zip(row).zip(&mut *inner) {
+    fn with_simd<S: pulp::Simd>(self, _: S) {
+        let Self { sums, rows, starts, new, inner, zeroes } = self;
+        let rank = inner.len();
+        let mut at = 0;
+        for (&start, new) in starts.iter().zip(new.chunks_exact_mut(rank)) {
+            zero(&mut rows[at..start]);
+            at = start + rank;
+            let (m, a) = (&mut sums[start..at], &mut rows[start..at]);
+            for (((m, a), new), inner) in m.iter().zip(a).zip(new).zip(&mut *inner) {
                 *a = T::nearest(*new);
                 *new = a.widen();
-                *inner += std::mem::take(m) * *new;
+                *inner += m * *new;
             }
-            if kept < i {
-                new.copy_within(i * rank..(i + 1) * rank, kept * rank);
+            if zeroes {
+                m.fill(0.0);
             }
-            kept += 1;
         }
-        kept
+        zero(&mut rows[at..]);
+    }
+}
+
+/// Zeroes `rows`. Memory is written only if they are not zero yet: rows without nonzeros stay zero after the first update.
+#[inline(always)]
+fn zero<T: Real>(rows: &mut [T]) {
+    if rows.iter().any(|x| x.widen() != 0.0) {
+        rows.fill(T::nearest(0.0));
     }
 }
 
@@ -310,12 +332,15 @@ mod tests {
     /// Ranks around the lanes, rows around blocks and parts.
     #[test]
     fn a_linear_update_is_a_product_with_its_gram() {
-        for (rows, rank) in [(1, 1), (7, 3), (33, 8), (100, 9), (700, 16), (2000, 17)] {
-            let (m, w) = (random(rows * rank, 0), random(rank * rank, 1));
+        for (rows, rank) in [(1, 1), (7, 3), (33, 8), (100, 9), (2000, 16), (2000, 17)] {
+            let (mut m, w) = (random(rows * rank, 0), random(rank * rank, 1));
+            // Rows without nonzeros.
+            m.chunks_mut(rank).skip(1).step_by(3).for_each(|row| row.fill(0.0));
+            m.chunks_mut(rank).skip(500).take(2 * ROWS).for_each(|row| row.fill(0.0));
             let (mut sums, mut factor) =
                 (m.clone(), Matrix::from_rows(rows, rank, vec![f64::NAN; rows * rank]));
-            let got =
-                update(&mut sums, &mut factor, &Rule::Linear { matrix: w.clone() }, &mut Local).unwrap();
+            let got = update(&mut sums, &mut factor, &Rule::Linear { matrix: w.clone() }, true, &mut Local)
+                .unwrap();
             assert!(sums.iter().all(|&x| x == 0.0));
             let wanted =
                 |i: usize, r: usize| (0..rank).map(|k| m[i * rank + k] * w[k * rank + r]).sum::<f64>();
@@ -343,7 +368,7 @@ mod tests {
             let (mut sums, mut factor) =
                 (random(rows * rank, 0), Matrix::<f32>::from_rows(rows, rank, vec![0.0; rows * rank]));
             let rule = Rule::Linear { matrix: random(rank * rank, 1) };
-            (pool.install(|| update(&mut sums, &mut factor, &rule, &mut Local)).unwrap(), factor)
+            (pool.install(|| update(&mut sums, &mut factor, &rule, true, &mut Local)).unwrap(), factor)
         };
         assert_eq!(run(1), run(3));
     }
@@ -362,7 +387,7 @@ mod tests {
         let (of_sums, of_old, of_new) = (vec![2.0; rank], ones.clone(), ones);
         let rule = Rule::NonNegative { gram: gram.clone(), of_sums, of_old, of_new };
         let mut factor = Matrix::from_rows(rows, rank, vec![0.5; rows * rank]);
-        (0..3000).for_each(|_| drop(update(&mut m.clone(), &mut factor, &rule, &mut Local)));
+        (0..3000).for_each(|_| drop(update(&mut m.clone(), &mut factor, &rule, true, &mut Local)));
         for i in 0..rows {
             for r in 0..rank {
                 let a = factor.row(i);

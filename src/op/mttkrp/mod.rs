@@ -535,7 +535,8 @@ impl<'a, T: Real> Mttkrp<'a, T> {
         self.factors.own()
     }
 
-    /// Selects `mode` for the next pass; with `wide`, products are in f64. The sums must be zero.
+    /// Selects `mode` for the next pass; with `wide`, products are in f64. The sums must be zero unless
+    /// the operation holds mode-sorted copies.
     pub fn aim(&mut self, mode: usize, wide: bool) {
         let rows = self.factors.own()[mode].rows();
         let (result, scratch) = (&mut self.results[0], &mut self.scratch);
@@ -546,8 +547,8 @@ impl<'a, T: Real> Mttkrp<'a, T> {
         scratch.stretch.iter_mut().for_each(Stretch::clear);
     }
 
-    /// The sums of the mode selected by [`Mttkrp::aim`], `dims[mode]` x rank, which the caller must leave zero, and the
-    /// mode's factor, which may change.
+    /// The sums of the mode selected by [`Mttkrp::aim`], `dims[mode]` x rank, which the caller must leave as the next pass
+    /// needs them, and the mode's factor, which may change.
     pub fn sums_and_factor(&mut self) -> (&mut [f64], &mut Matrix<T>) {
         let result = &mut self.results[0];
         let factor = &mut self.factors.own()[result.mode];
