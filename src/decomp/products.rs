@@ -20,7 +20,7 @@ pub(super) fn is_small(rank: usize) -> bool {
 pub(super) struct Product<'a> {
     pub rank: usize,
     pub a: &'a [f64],
-    /// Where each row begins in `a`.
+    /// The beginning of each row in `a`.
     pub rows: &'a [usize],
     /// The distance in `a` between what meets one row of `b` and the next.
     pub step: usize,

@@ -137,9 +137,9 @@ struct FactorPart {
     gram: Vec<f64>,
     /// [`ROWS`] rows.
     block: Vec<f64>,
-    /// Where the rows of the block begin in the part's.
+    /// The beginnings of the block's rows in the part.
     starts: Vec<usize>,
-    /// Where columns begin in the block.
+    /// The beginnings of the block's columns.
     columns: Vec<usize>,
 }
 
@@ -151,11 +151,12 @@ impl FactorPart {
 
     fn update<T: Real>(&mut self, rule: &Rule, sums: &mut [f64], rows: &mut [T], zeroes: bool) {
         let (rank, simd) = (self.rank, pulp::Arch::new());
+        let skips_zeros = is_small(rank) && matches!(rule, Rule::Linear { .. });
         for (sums, rows) in sums.chunks_mut(ROWS * rank).zip(rows.chunks_mut(ROWS * rank)) {
-            let skips_zeros = is_small(rank) && matches!(rule, Rule::Linear { .. });
-            let is_done = |start: &usize| !skips_zeros || sums[*start..][..rank].iter().any(|&x| x != 0.0);
+            let is_computed =
+                |start: &usize| !skips_zeros || sums[*start..][..rank].iter().any(|&x| x != 0.0);
             self.starts.clear();
-            self.starts.extend((0..rows.len()).step_by(rank).filter(is_done));
+            self.starts.extend((0..rows.len()).step_by(rank).filter(is_computed));
             let starts = &self.starts[..];
             let new = &mut self.block[..starts.len() * rank];
             match rule {
