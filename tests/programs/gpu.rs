@@ -583,7 +583,7 @@ impl Failing {
     /// Runs with a failing call. Returns exit status, standard error and the mock's record.
     fn run(&self, nth: u64, error: &str) -> (Option<i32>, String, HashMap<String, String>) {
         let nth = nth.to_string();
-        let env = [("BLCO_MOCK_FAIL", &nth[..]), ("BLCO_MOCK_ERROR", error), ("BLCO_MOCK_SLOW", "5")];
+        let env = [("BLCO_MOCK_FAIL", &nth[..]), ("BLCO_MOCK_ERROR", error), ("BLCO_MOCK_SLOW", "60")];
         let output = self.place.blco_run(&self.args(), &env);
         let text = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(output.status.code().is_some(), "call {nth}: {}: {text}", output.status);

@@ -241,16 +241,30 @@ impl<T: Real + Pod> DeviceTtm<T> {
         if self.sizes.nnz == 0 {
             return Ok(0);
         }
-        // Dropped last: copies wait for their stream.
         let (computing, copying) = (self.device.stream(true)?, self.device.stream(true)?);
         let ended = self.sort(&computing)?;
-        let fibers = ended[self.sizes.tiles as usize];
-        let Some(sink) = &mut sink else { return Ok(fibers.into()) };
+        if let Some(sink) = &mut sink {
+            // Where one cannot be started, what is under way ends first.
+            computing.finish(|computing| {
+                copying.finish(|copying| self.compute_windows(&ended, computing, copying, sink))
+            })?;
+        }
+        Ok(ended[self.sizes.tiles as usize].into())
+    }
+
+    /// Computes windows one after another and hands their fibers over. `ended` counts fibers before each tile.
+    fn compute_windows(
+        &mut self,
+        ended: &[u32],
+        computing: &Stream,
+        copying: &Stream,
+        sink: &mut FiberSink<'_, T>,
+    ) -> Result<()> {
         let mut on_the_way = VecDeque::with_capacity(WINDOWS);
         let (mut first_tile, mut number, mut sent) = (0, 0, 0);
         while first_tile < self.sizes.tiles {
             self.sys.check_cancelled()?;
-            let end_tile = self.end_of_window(&ended, first_tile);
+            let end_tile = self.end_of_window(ended, first_tile);
             let (at, carry) = (sent % WINDOWS, number % WINDOWS);
             if on_the_way.len() == WINDOWS {
                 self.hand_over(&mut on_the_way, sink)?;
@@ -262,12 +276,12 @@ impl<T: Real + Pod> DeviceTtm<T> {
             self.arguments.results = window.memory[1].address();
             self.arguments.carry_in = self.carries[carry].address();
             self.arguments.carry_out = self.carries[1 - carry].address();
-            self.kernels.window(&computing, &self.arguments)?;
+            self.kernels.window(computing, &self.arguments)?;
             let fibers = ended[end_tile as usize] - ended[first_tile as usize];
             if fibers > 0 {
-                window.computed.record(&computing)?;
+                window.computed.record(computing)?;
                 copying.wait(&window.computed)?;
-                on_the_way.push_back((at, self.send(at, fibers, &copying)?));
+                on_the_way.push_back((at, self.send(at, fibers, copying)?));
                 sent += 1;
             }
             (first_tile, number) = (end_tile, number + 1);
@@ -275,8 +289,7 @@ impl<T: Real + Pod> DeviceTtm<T> {
         while !on_the_way.is_empty() {
             self.hand_over(&mut on_the_way, sink)?;
         }
-        computing.synchronize()?;
-        Ok(fibers.into())
+        Ok(())
     }
 
     /// Sorts nonzeros by fiber. Returns how many fibers end before each tile, and how many there are.
