@@ -135,7 +135,7 @@ impl Group {
 
     /// Bytes of such a group.
     pub fn bytes(slots: &[usize], stride: usize, levels: Option<usize>) -> u64 {
-        let path = levels.map_or(0, |levels| Path::bytes(levels, stride));
+        let path = Path::bytes(levels.unwrap_or(0), stride);
         let mode = |&slots: &usize| AlignedRows::<f64>::bytes(slots * stride) + 6 * slots as u64 + path;
         slots.iter().map(mode).sum()
     }
