@@ -133,7 +133,7 @@ impl TreeView<'_> {
     /// Replaces nodes of the level below by their parents in `level`, and gives each nonzero the index of its own.
     #[inline(always)]
     fn climb(&self, level: usize, indices: &mut [u32], below: &mut Below) -> Result<()> {
-        /// Most nodes have no more nonzeros, so that writing so many takes no branch; the next node overwrites the rest.
+        /// Most nodes have no more nonzeros. Writing this number takes no branch; the next node overwrites the rest.
         const FEW: usize = 16;
         let Below { nodes: children, firsts, len } = below;
         let (first, all) = (children[0], *len);
