@@ -49,7 +49,7 @@ impl OwnRows {
     pub fn has(self, row: u32) -> bool {
         // The hash's share of 2^32, so the same part of all rows for each number.
         let hash = u64::from(row.wrapping_mul(SPREAD));
-        (hash * u64::from(self.count)) >> u32::BITS == u64::from(self.number)
+        self.is_all() || (hash * u64::from(self.count)) >> u32::BITS == u64::from(self.number)
     }
 }
 
