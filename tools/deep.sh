@@ -3,11 +3,11 @@
 # benches/runs.
 # usage: tools/deep.sh collect DIR              programs, tests and fuzz targets, for a machine without cargo (needs cargo-fuzz)
 #        tools/deep.sh run DIR OUT [JOB...]     on that machine, or here; each job writes OUT/JOB.txt
-# jobs: kills mutants power exhaustion memory models soak fuzz, by default all in turn; SECONDS_EACH bounds soak and each fuzz target
+# jobs: kills mutants power exhaustion sweep memory models soak fuzz, by default all in turn; SECONDS_EACH bounds soak and each fuzz target
 # (default 900), MUTANTS, KILLS, POWER and SCHEDULES set what the tests try. SEED draws other mutants and soak rounds.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-tests="kills differential power_loss exhaustion memory"
+tests="kills differential power_loss exhaustion sweep memory"
 targets="text manifest chunk npy store journal spill checkpoint score"
 collect() {
     local dir=$1 test built target
@@ -50,6 +50,7 @@ mutants() {
 }
 power() { BLCO_POWER=${POWER:-2000} of_test power_loss; }
 exhaustion() { BLCO_SWEEP=all of_test exhaustion; }
+sweep() { BLCO_SWEEP=all of_test sweep; }
 memory() { BLCO_LARGE=1 of_test memory; }
 models() { BLCO_SCHEDULES=${SCHEDULES:-100000} of_test model; }
 soak() { python3 tools/soak.py --bin "$dir/bin" --seconds "$each" --seed "$seed" --jobs "${JOBS:-$(nproc)}" --json "$out/soak.json"; }
@@ -68,7 +69,7 @@ fuzz() {
     printf '%s\n' $targets | xargs -P "$(nproc)" -I {} bash -c "fuzz_one {} '$dir' $each '$(realpath "$out")'" | tee "$out/fuzz-statuses"
     ! grep -qv '^status 0' "$out/fuzz-statuses"
 }
-[ $# -gt 0 ] || set -- kills mutants power exhaustion memory models soak fuzz
+[ $# -gt 0 ] || set -- kills mutants power exhaustion sweep memory models soak fuzz
 for job in "$@"; do
     begin=$SECONDS
     if "$job" >"$out/$job.txt" 2>&1; then status=passed; else status=FAILED failed=1; fi

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Four processes on this machine against one process: MTTKRP within the oracle's bound, CP-ALS, and processes that are killed,
-# hang, or have a store that is missing or another. Says "skipped" without Open MPI and libclang.
+# Two to four processes on this machine against one process: MTTKRP and CP-ALS to the bit with --deterministic, and within the oracle's
+# bound without; and processes that are killed, hang, or have a store that is missing or another. Says "skipped" without Open MPI and
+# libclang.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 if ! command -v mpirun >/dev/null || ! command -v mpicc >/dev/null; then
@@ -35,7 +36,37 @@ four=$(processes -n 4 "${cpd[@]}" --max-iters 6 --output four | fit)
 processes -n 4 "${cpd[@]}" --max-iters 3 --checkpoint c --output three >/dev/null
 two=$(processes -n 2 "${cpd[@]}" --max-iters 6 --checkpoint c --resume --output two | fit)
 [ "$one" = "$two" ] || { echo "one process: $one, resumed: $two"; exit 1; }
+# With --deterministic, files are those of one process, to the bit.
+same() { diff -r -x "*.json" "$1" "$2" || { echo "differ: $*"; exit 1; }; }
+"$bin/blco-gen" --dims 9000,30000,300,5 --nnz 40k --skew 2 --seed 3 v.tns
+"$bin/blco-gen" --dims 90000,70000,80000 --nnz 50k --seed 4 w.tns # rows seldom meet
+"$bin/blco-pack" v.tns -o v.blco --chunk-bytes 64KiB -q
+"$bin/blco-pack" v.tns -o v.hocfs --chunk-bytes 64KiB -q
+"$bin/blco-pack" w.tns -o w.blco -q # one chunk
+n=2
+for store in t.blco v.blco v.hocfs w.blco; do
+    for precision in f64 f32; do
+        run=("$bin/blco-run" "$store" --modes all --threads 1 --precision "$precision" -q)
+        "${run[@]}" --output "one-$store-$precision" >/dev/null
+        processes -n $n "${run[@]}" --deterministic --output "many-$store-$precision" >/dev/null
+        same "one-$store-$precision" "many-$store-$precision"
+        n=$((n % 3 + 2))
+    done
+done
+for options in "" --nonneg "--precision f32"; do
+    cpd=("$bin/blco-cpd" v.blco --rank 6 --tol 0 --threads 1 -q)
+    # shellcheck disable=SC2206
+    cpd+=($options)
+    "${cpd[@]}" --max-iters 5 --output "cpd-one$options" >/dev/null
+    processes -n 4 "${cpd[@]}" --max-iters 5 --deterministic --output "cpd-four$options" >/dev/null
+    same "cpd-one$options" "cpd-four$options"
+    # A checkpoint of three processes continues on two.
+    processes -n 3 "${cpd[@]}" --max-iters 3 --deterministic --checkpoint "c$options" --output "cpd-three$options" >/dev/null
+    processes -n 2 "${cpd[@]}" --max-iters 5 --deterministic --checkpoint "c$options" --resume --output "cpd-two$options" >/dev/null
+    same "cpd-one$options" "cpd-two$options"
+done
 run=("$bin/blco-run" --threads 1 -q)
+fails "setting of --deterministic" processes -n 1 "${run[@]}" t.blco : -n 1 "${run[@]}" t.blco --deterministic
 fails "process 1: .*no store" processes -n 1 "${run[@]}" t.blco : -n 1 "${run[@]}" none.blco
 fails "another store" processes -n 1 "${run[@]}" t.blco : -n 1 "${run[@]}" u.blco
 cp -r t.blco bad.blco

@@ -26,10 +26,19 @@ const DIM_MAX: u32 = 1 << 20;
 /// What was made of a store.
 #[derive(Debug)]
 pub struct Judgement {
-    /// The nonzeros, or why every reader refuses the store.
+    /// The nonzeros of cover 0, or why every reader of it refuses the store.
     pub read: std::result::Result<Tensor, String>,
+    /// Why readers of another cover refuse it, if they do.
+    pub elsewhere: Option<String>,
     /// Why a verifier refuses it, if it does.
     pub unverified: Option<String>,
+}
+
+impl Judgement {
+    /// The nonzeros of cover 0, or why a reader of all covers refuses the store.
+    pub fn read_all(&self) -> std::result::Result<&Tensor, &String> {
+        self.read.as_ref().and_then(|tensor| self.elsewhere.as_ref().map_or(Ok(tensor), Err))
+    }
 }
 
 /// A disagreement.
@@ -43,31 +52,49 @@ pub fn judge(dir: &Path) -> std::result::Result<Judgement, String> {
         // Chunks without a manifest are salvaged, or refused.
         drop(salvaged(&sys, dir));
         let why = opened.unwrap_err().to_string();
-        return Ok(Judgement { read: Err(why.clone()), unverified: Some(why) });
+        return Ok(Judgement { read: Err(why.clone()), elsewhere: None, unverified: Some(why) });
     };
-    let read = common::exported(store).map_err(|e| e.to_string());
-    let unverified = verify(store).err().map(|e| e.to_string());
-    if let (Err(why), None) = (&read, &unverified) {
-        return Err(format!("verified, where export refuses: {why}"));
-    }
-    let tensor = read.as_ref().ok();
-    if store.manifest().shape.dims().iter().all(|&dim| dim <= DIM_MAX) {
-        alike("MTTKRP", &read, mttkrp(store, tensor)?)?;
-        for mode in modes(store) {
-            alike(&format!("TTV along mode {}", mode + 1), &read, ttv(store, mode, tensor)?)?;
+    let (whole, unverified) = (store.whole(), verify(store).err().map(|e| e.to_string()));
+    let is_small = whole.shape.dims().iter().all(|&dim| dim <= DIM_MAX);
+    let (mut all_read, mut all_intact) = (Vec::new(), Vec::new());
+    for cover in 0..whole.covers() {
+        let view = &store.view(&[cover]);
+        let read = common::exported(view).map_err(|e| e.to_string());
+        if let (Err(why), None) = (&read, &unverified) {
+            return Err(format!("verified, where export of cover {cover} refuses: {why}"));
         }
+        let tensor = read.as_ref().ok();
+        let served = (0..whole.shape.order()).filter(|&mode| whole.cover_for(mode) == cover);
+        let served: Vec<usize> = served.collect();
+        if is_small && !served.is_empty() {
+            alike("MTTKRP", &read, mttkrp(view, &served, tensor)?)?;
+        }
+        if is_small && cover == 0 {
+            for mode in modes(view) {
+                alike(&format!("TTV along mode {}", mode + 1), &read, ttv(view, mode, tensor)?)?;
+            }
+        }
+        let (intact, lost) = intact(view);
+        if tensor.is_some_and(|tensor| *tensor != intact) {
+            return Err(format!("chunks of cover {cover} one by one hold other nonzeros than the store"));
+        }
+        all_read.push(read);
+        all_intact.push((lost, intact));
     }
-    let intact = intact(store);
-    if tensor.is_some_and(|tensor| *tensor != intact) {
-        return Err("chunks one by one hold other nonzeros than the store".into());
-    }
+    // Salvage reads the cover that has lost the fewest nonzeros.
+    let (_, intact) = all_intact.into_iter().min_by_key(|(lost, _)| *lost).expect("a cover");
     match salvaged(&sys, dir) {
         Ok(Some(found)) if found != intact => {
-            Err("salvages other nonzeros than those of intact chunks".into())
+            return Err("salvages other nonzeros than those of intact chunks".into());
         }
-        Err(e) if intact.nnz() > 0 => Err(format!("salvages nothing, where chunks are intact: {e}")),
-        _ => Ok(Judgement { read, unverified }),
+        Err(e) if intact.nnz() > 0 => {
+            return Err(format!("salvages nothing, where chunks are intact: {e}"));
+        }
+        _ => {}
     }
+    let mut all_read = all_read.into_iter();
+    let read = all_read.next().expect("a cover");
+    Ok(Judgement { read, elsewhere: all_read.find_map(std::result::Result::err), unverified })
 }
 
 fn alike(what: &str, read: &std::result::Result<Tensor, String>, result: Result<()>) -> Held {
@@ -104,17 +131,18 @@ pub fn vector(store: &Store, mode: usize) -> Vec<f64> {
     runner::vector(store.manifest().shape.dims()[mode].into(), 5)
 }
 
-fn mttkrp(store: &Store, tensor: Option<&Tensor>) -> std::result::Result<Result<()>, String> {
-    let (factors, modes) = (factors(store), (0..store.manifest().shape.order()).collect::<Vec<_>>());
-    match common::run(store, &factors, &modes) {
+fn mttkrp(
+    store: &Store,
+    modes: &[usize],
+    tensor: Option<&Tensor>,
+) -> std::result::Result<Result<()>, String> {
+    let factors = factors(store);
+    match common::run(store, &factors, modes) {
         Ok(results) => {
             // Stores whose nonzeros are added up along trees have no such copies.
             let has_trees = store.whole().partitions.iter().any(|p| p.format.traversal().is_some());
-            let again = if has_trees {
-                Ok(results.clone())
-            } else {
-                common::run_from_copies(store, &factors, &modes)
-            };
+            let again =
+                if has_trees { Ok(results.clone()) } else { common::run_from_copies(store, &factors, modes) };
             let again = again.map_err(|e| format!("mode-sorted copies: {e}"))?;
             let mut all =
                 results.iter().zip(&again).flat_map(|((_, a), (_, b))| a.data().iter().zip(b.data()));
@@ -205,10 +233,11 @@ pub fn check_ttv(tensor: &Tensor, mode: usize, x: &[f64], mut found: Elements) -
     }
 }
 
-/// The nonzeros of all chunks that can be read, each by itself.
-fn intact(store: &Store) -> Tensor {
+/// The nonzeros of all chunks that can be read, each by itself, and how many nonzeros the others have by the manifest.
+fn intact(store: &Store) -> (Tensor, u64) {
     let shape = &store.manifest().shape;
     let mut all = Tensor { dims: shape.dims().iter().map(|&d| d.into()).collect(), ..Tensor::default() };
+    let mut lost = 0;
     for (partition, chunks) in store.parts() {
         let decoder = Decoder::new(shape, &store.whole().partitions[partition].format);
         for number in chunks {
@@ -216,10 +245,11 @@ fn intact(store: &Store) -> Tensor {
             if chunk(store, &decoder, number, &mut all).is_err() {
                 all.indices.truncate(before.0);
                 all.values.truncate(before.1);
+                lost += store.manifest().chunks[number].nnz;
             }
         }
     }
-    all
+    (all, lost)
 }
 
 fn chunk(store: &Store, decoder: &Decoder, number: usize, all: &mut Tensor) -> Result<()> {

@@ -99,10 +99,10 @@ pub struct Lying {
     stored: Vec<(usize, u32)>,
 }
 
-/// The stores that mutants are made of: every format and encoding, orders 2 to 6, of two chunks or more, with one cover.
+/// The stores that mutants are made of: every format and encoding, orders 2 to 6, of two chunks or more, with one cover or several.
 pub fn bases() -> Vec<Lying> {
     type Case = (&'static [u64], usize, Kind, fn(u64) -> f64, Duplicates);
-    const CASES: [Case; 21] = [
+    const CASES: [Case; 25] = [
         (&[900, 700], 18_000, Kind::Tiled, values::integer, Duplicates::Sum),
         (&[300, 200, 100], 6_000, Kind::Raw, values::fraction, Duplicates::Sum),
         (&[70, 60, 50], 20_000, Kind::TiledZstd, values::few, Duplicates::Sum),
@@ -124,14 +124,18 @@ pub fn bases() -> Vec<Lying> {
         (&[2000, 40, 30], 20_000, Kind::HbcsfRoot, values::fraction, Duplicates::Sum),
         (&[40, 30, 20, 10], 16_000, Kind::Mmcsf, values::fraction, Duplicates::Sum),
         (&[50, 300, 40], 24_000, Kind::FcooRoot, values::single, Duplicates::Keep),
+        (&[40, 30, 20], 8_000, Kind::CsfAll, values::fraction, Duplicates::Sum),
+        (&[30, 9, 40], 6_000, Kind::BcsfAllZstd, values::decimal, Duplicates::Keep),
+        (&[40, 300, 30], 8_000, Kind::Hbcsf, values::integer, Duplicates::Sum),
+        (&[20, 12, 15, 9], 6_000, Kind::FcooMttkrp, values::few, Duplicates::Sum),
     ];
     let dir = tempfile::tempdir().unwrap();
     let base = |(n, &(dims, nnz, kind, value, duplicates)): (usize, &Case)| {
         let tensor = Tensor::random(dims, nnz, n as u64, value);
         let target = dir.path().join(format!("{n}"));
         let options = PackOptions { duplicates, ..options(&target, kind, SMALL_CHUNKS) };
-        let store = packed(&tensor, &options);
-        let manifest = store.manifest().clone();
+        let store = packed(&tensor, &options).partitions();
+        let manifest = store.whole().clone();
         assert!(manifest.chunks.len() > 1, "{dims:?}: one chunk");
         let parts = (0..manifest.chunks.len()).map(|n| Part::read(&store.chunk_path(n))).collect();
         Lying {

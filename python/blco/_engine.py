@@ -31,7 +31,7 @@ class Engine:
     temp_dir : path, optional
         Where temporary files go.
     deterministic : bool
-        Results with the same bits in every run on a GPU too. On the CPU they always have the same.
+        Results with the same bits in every run on a GPU too, and with `comm` those of one process. On the CPU they always have the same.
     pin_threads : bool
         Keep each compute thread on a processor.
 

@@ -86,7 +86,7 @@ def pack(
         * a matrix of ``scipy.sparse``, a tensor of PyData's ``sparse``, ``pyttb.sptensor``, :class:`COO`, a dense array, another
           :class:`Store`,
         * a table with `modes` and `value`: pandas (which takes pyarrow for it), Polars, pyarrow, anything else with an Arrow C
-          stream, or the path of a file (CSV, TSV, Parquet, Arrow),
+          stream, or the path of a file (CSV, TSV, JSON Lines, Parquet, Arrow),
         * an iterator of batches ``(coords, values)``: the tensor may be larger than memory.
     store : path
         The directory to be made.

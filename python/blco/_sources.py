@@ -13,7 +13,9 @@ import numpy.typing as npt
 Columns = list[npt.NDArray[Any]]
 
 #: How names of tables end.
-_TABLES = (".csv", ".csv.gz", ".csv.zst", ".tsv", ".tsv.gz", ".tsv.zst", ".parquet", ".pq", ".arrow", ".arrows", ".feather")
+_TABLES = tuple(
+    end + packed for end in (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".pq", ".arrow", ".arrows", ".feather") for packed in ("", ".gz", ".zst")
+)
 
 
 @dataclass

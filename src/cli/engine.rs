@@ -52,7 +52,7 @@ pub struct EngineArgs {
     #[arg(long, default_value = "auto", value_parser = one_of(ORDERS))]
     device_order: DeviceOrder,
     /// Give the same bits in every run on a GPU. For this, mode-sorted copies of all nonzeros must fit into GPU memory. On the CPU,
-    /// results always have the same bits
+    /// results always have the same bits; with this option, those of one process also if MPI starts several
     #[arg(long)]
     deterministic: bool,
     /// GPU kernels: compiled by NVRTC for this order and rank, then cached; or embedded in the program. auto compiles if NVRTC is

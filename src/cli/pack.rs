@@ -31,7 +31,7 @@ use std::time::Instant;
 
 /// Packs a table, a sparse tensor in coordinate text, or another store into a store
 ///
-/// For a table (CSV, TSV, Parquet, Arrow), --modes names the columns that become modes. Their labels are numbered in natural order and
+/// For a table (CSV, TSV, JSON Lines, Parquet, Arrow), --modes names the columns that become modes. Their labels are numbered in natural order and
 /// kept in the store. Coordinate text (FROSTT) has one nonzero per line: its indices, counted from 1, then its value. A Tensor Toolbox,
 /// two-line or Matrix Market header is optional. Text may be compressed (.gz, .zst).
 ///
@@ -43,6 +43,7 @@ use std::time::Instant;
     after_help = "Examples:\n  blco-pack ratings.csv --modes user,title,timestamp:month --value rating\n  \
                   blco-pack ratings.parquet --modes user,title,timestamp:month --value rating\n  \
                   blco-pack log.tsv --modes host,path,at:hour-of-day    # counts rows\n  \
+                  blco-pack log.jsonl --modes host,request.path,at:hour-of-day\n  \
                   blco-pack movies.tns                     # writes movies.blco\n  \
                   zcat big.tns.gz | blco-pack - -o big.blco\n  \
                   blco-pack log.tns -o log.blco --encoding raw --duplicates keep\n  \
@@ -299,9 +300,9 @@ impl StoreArgs {
 }
 
 /// Endings that are left out of a store's name.
-const INPUTS: [&str; 14] = [
+const INPUTS: [&str; 17] = [
     ".tns", ".txt", ".coo", ".mtx", ".npz", ".csv", ".tsv", ".tab", ".parquet", ".pq", ".arrow", ".arrows",
-    ".feather", ".ipc",
+    ".feather", ".ipc", ".jsonl", ".ndjson", ".json",
 ];
 
 /// `movies.blco` for `movies.tns.zst`.
@@ -341,7 +342,7 @@ impl Program for Pack {
             return self.pack_table(sys, &target, temp_dir, &progress);
         }
         if let Some(option) = self.table.of_tables() {
-            let what = "by its name; name modes of text with --mode-names, or a table .csv, .tsv or .parquet";
+            let what = "by its name; name modes of text with --mode-names, or a table .csv, .tsv, .jsonl or .parquet";
             return Err(Error::request(format!("{option}: {} is no table {what}", self.input.display())));
         }
         if is_npz(&self.input) {

@@ -78,6 +78,8 @@ fn quote(text: &str) -> std::result::Result<Quote, String> {
 
 /// Endings of tables that are text.
 const TEXTS: [&str; 3] = ["csv", "tsv", "tab"];
+/// Endings of JSON Lines.
+const JSON: [&str; 3] = ["jsonl", "ndjson", "json"];
 /// Endings of tables that are not text.
 const COLUMNS: [&str; 6] = ["parquet", "pq", "arrow", "arrows", "feather", "ipc"];
 
@@ -92,7 +94,7 @@ impl TableArgs {
     pub fn is_table(&self, input: &Path) -> bool {
         let name = uncompressed(input);
         let is = |ends: &[&str]| ends.iter().any(|end| ends_in(&name, end));
-        is(&TEXTS) || is(&COLUMNS) || self.modes.is_some() && !is(&["tns", "coo", "npz"])
+        is(&TEXTS) || is(&JSON) || is(&COLUMNS) || self.modes.is_some() && !is(&["tns", "coo", "npz"])
     }
 
     /// A given option of tables.

@@ -1,5 +1,5 @@
 //! Decompositions and MTTKRP by several processes. Process 0 conducts: it runs the whole program, and before each step tells the
-//! others, which serve, what to do ([`Order`]). Every process has its share of the chunks and all factors. Starts,
+//! others, which serve, what to do ([`Order`]). Every process has its share of the chunks, or all, and all factors. Starts,
 //! iterations, checkpoints and outputs are process 0's alone, so nothing of them depends on the number of processes.
 
 use super::collective::Collective;
@@ -49,7 +49,7 @@ pub struct MembersAls<T: Real> {
     dims: Vec<usize>,
     rank: usize,
     mode: usize,
-    /// The sum of squares that all first passes together check.
+    /// The sum of squares that all first passes together check, unless each has all chunks.
     squares: Option<Squares>,
 }
 
@@ -63,9 +63,11 @@ impl<T: Real> MembersAls<T> {
         group: &Group,
     ) -> Result<Self> {
         let squares = Squares::of(store);
-        let als = HostAls::among(share, plan, op, squares.part(), Box::new(group.clone()))?;
+        let has_all = share.manifest().chunks.len() == store.manifest().chunks.len();
+        let own = if has_all { squares.clone() } else { squares.part() };
+        let als = HostAls::among(share, plan, op, own, Box::new(group.clone()))?;
         let dims = store.manifest().shape.dims().iter().map(|&dim| dim as usize).collect();
-        Ok(Self { als, group: group.clone(), dims, rank, mode: 0, squares: Some(squares) })
+        Ok(Self { als, group: group.clone(), dims, rank, mode: 0, squares: (!has_all).then_some(squares) })
     }
 
     /// Sends an order to the others.

@@ -1,4 +1,8 @@
 //! Several processes: the share of a store that each gets, and what all but process 0 do.
+//!
+//! **To the bit.** With `deterministic`, every process has all chunks and adds up its own rows of each mode, in the order of one process;
+//! the others' sums are zero ([`Mttkrp::with_own_rows`]). Reducing the sums adds zeros, which changes nothing, since a sum that begins at
+//! zero never is the negative zero. The rest is the same for any number of processes ([`crate::decomp::collective`]).
 
 use super::{Demand, Device, Engine, ExecutionPlan};
 use crate::backend::devices::cut;
@@ -36,7 +40,8 @@ impl Engine {
         self.inner.members.as_ref()
     }
 
-    /// This process's share of `store`, if there are several: consecutive chunks. All shares have about the same number of nonzeros.
+    /// This process's share of `store`, if there are several: consecutive chunks. All shares have about the same number of nonzeros. To
+    /// the bit, it is all chunks.
     pub(super) fn share(&self, store: &Store) -> Result<Option<Store>> {
         let Some(group) = self.members() else { return Ok(None) };
         let options = self.options();
@@ -44,9 +49,7 @@ impl Engine {
             return Err(Error::request("several processes compute on their CPUs; take `Device::Cpu`"));
         }
         if options.deterministic {
-            return Err(Error::request(
-                "several processes give other last bits than one; run one process for `deterministic` results",
-            ));
+            return Ok(Some(store.clone()));
         }
         let nnz: Vec<u64> = store.manifest().chunks.iter().map(|chunk| chunk.nnz).collect();
         if nnz.len() < group.count() {
@@ -59,6 +62,16 @@ impl Engine {
 
     /// Plans passes over this process's share.
     pub(super) fn plan_share<T: Real>(&self, share: &Store, demand: &Demand<'_>) -> Result<ExecutionPlan> {
+        let manifest = share.whole();
+        if self.options().deterministic
+            && demand.starts.is_none()
+            && demand.modes.iter().any(|&mode| manifest.cover_for(mode) > 0)
+        {
+            let what = "the store has several orders of its nonzeros for MTTKRP of different modes";
+            return Err(Error::request(format!(
+                "{what}, of which several processes use the first; run one process for `deterministic` results"
+            )));
+        }
         let limits = self.limits(demand.passes);
         let bytes = demand.on_cpu.saturating_add(demand.beside_gpu).saturating_add(SCRATCH_BYTES as u64);
         let (host, mode_sorted) = match demand.starts {
@@ -70,8 +83,10 @@ impl Engine {
         };
         let processes = self.members().map_or(1, Group::count);
         let (chunks, nnz) = (share.manifest().chunks.len(), share.manifest().nnz);
+        let of_rows =
+            if self.options().deterministic { ", and of every mode a part of the rows" } else { "" };
         let notes = vec![format!(
-            "{processes} processes compute; this is the plan of process 0: {chunks} chunks, {nnz} nonzeros"
+            "{processes} processes compute; this is the plan of process 0: {chunks} chunks, {nnz} nonzeros{of_rows}"
         )];
         let made_for = Some(demand.subject::<T>(share));
         Ok(ExecutionPlan { host, device: None, devices: None, notes, mode_sorted, made_for })
@@ -98,7 +113,12 @@ impl Engine {
     ) -> Result<MembersAls<T>> {
         let Some(group) = self.members() else { return Err(Error::request("one process has no share")) };
         group.agree("store", store.id())?;
+        let deterministic = self.options().deterministic;
+        group.agree("setting of `deterministic`", u64::from(deterministic))?;
         let mut op = Mttkrp::alternating(share, rank, plan.host.threads)?;
+        if deterministic {
+            op = op.with_own_rows(group.number(), group.count());
+        }
         if plan.has_mode_sorted() {
             op = op.keep_mode_sorted(share)?;
         }

@@ -234,7 +234,8 @@ impl EngineBuilder {
         self
     }
 
-    /// Whether results on a GPU have the same bits in every run [default: no]. On the CPU they always have.
+    /// Whether results on a GPU have the same bits in every run, and those of several processes the bits of one [default: no]. On the CPU
+    /// of one process they always have.
     #[must_use]
     pub fn deterministic(mut self, deterministic: bool) -> Self {
         self.options.deterministic = deterministic;

@@ -39,7 +39,7 @@ pub struct Options {
     pub lanes: Option<usize>,
     /// The order of nonzeros over several passes.
     pub device_order: DeviceOrder,
-    /// Whether results on a GPU must have the same bits in every run. On the CPU they always have.
+    /// Whether results on a GPU must have the same bits in every run, and those of several processes the bits of one.
     pub deterministic: bool,
     /// Whether NVRTC compiles GPU kernels for an operation; `None` to compile if it is installed.
     pub compile_kernels: Option<bool>,

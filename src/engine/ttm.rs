@@ -83,13 +83,13 @@ impl Engine {
     ) -> Result<Fibers<T>> {
         let sys = self.sys();
         let mut all = Fibers { coordinates: Vec::new(), values: Vec::new() };
-        self.ttm_to(store, mode, matrix, &mut |parts| {
-            for Fibers { coordinates, values } in parts {
+        self.ttm_to(store, mode, matrix, &mut |pieces| {
+            for (coordinates, values) in pieces {
                 let lengths = [all.coordinates.len() + coordinates.len(), all.values.len() + values.len()];
                 sys.reserve(&mut all.coordinates, lengths[0], usize::MAX)?;
                 sys.reserve(&mut all.values, lengths[1], usize::MAX)?;
-                all.coordinates.extend(coordinates);
-                all.values.extend(values);
+                all.coordinates.extend_from_slice(coordinates);
+                all.values.extend_from_slice(values);
             }
             Ok(())
         })?;

@@ -36,7 +36,7 @@ pub struct Place {
 impl Place {
     /// In a new directory in `parent`, for a job that may be resumed from `resumed_from`. What killed programs left in `parent` goes.
     pub fn new(sys: &Sys, parent: &Path, resumed_from: Option<PathBuf>) -> Self {
-        sys.remove_abandoned_spill_dirs(parent, |dir| {
+        sys.remove_abandoned_spill_dirs(parent, |sys, dir| {
             let job = dir.owner().resumed_from.as_deref();
             job.is_some_and(|partial| journal::may_name(sys, partial, dir.path()))
         });

@@ -195,14 +195,14 @@ impl Sys {
     }
 
     /// Removes directories in `parent` that killed programs of this user left, except those `needed` to resume. Errors
-    /// are not reported: leftovers are harmless.
-    pub fn remove_abandoned_spill_dirs(&self, parent: &Path, needed: impl Fn(&SpillDir) -> bool) {
+    /// are not reported, as leftovers are harmless: all this uses a quiet handle, which `needed` also gets.
+    pub fn remove_abandoned_spill_dirs(&self, parent: &Path, needed: impl Fn(&Self, &SpillDir) -> bool) {
         let Ok(entries) = parent.read_dir() else { return };
-        let paths = entries.flatten().map(|entry| entry.path());
+        let (sys, paths) = (self.quiet(), entries.flatten().map(|entry| entry.path()));
         for path in paths.filter(|path| path.file_name().is_some_and(is_spill_name)) {
-            match self.open_spill_dir(&path) {
-                Ok(Some(mut dir)) if !needed(&dir) => drop(dir.take()),
-                Ok(None) => self.remove_unmarked(&path),
+            match sys.open_spill_dir(&path) {
+                Ok(Some(mut dir)) if !needed(&sys, &dir) => drop(dir.take()),
+                Ok(None) => sys.remove_unmarked(&path),
                 _ => {}
             }
         }

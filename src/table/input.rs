@@ -3,8 +3,9 @@
 #[cfg(feature = "arrow")]
 use super::arrow::{self, ArrowRows};
 use super::csv::{CsvPiece, CsvPieces};
+use super::json;
 use super::options::TableOptions;
-use super::piece::{self, Piece, Rules};
+use super::piece::{self, Piece, Rules, Written};
 use crate::coo::tns::{OpenedFile, TextInput};
 use crate::error::Result;
 use crate::sys::Sys;
@@ -58,7 +59,7 @@ impl TableInput {
 #[derive(Debug)]
 pub enum Pieces {
     /// Records of a text.
-    Csv(CsvPieces),
+    Text(CsvPieces),
     /// Rows of columns.
     #[cfg(feature = "arrow")]
     Arrow(Box<ArrowRows>),
@@ -69,7 +70,7 @@ impl Pieces {
     #[allow(clippy::unnecessary_wraps, reason = "text alone has nothing to refuse")]
     pub fn take_only(&mut self, columns: impl Iterator<Item = usize>) -> Result<()> {
         match self {
-            Self::Csv(_) => {
+            Self::Text(_) => {
                 drop(columns);
                 Ok(())
             }
@@ -81,7 +82,7 @@ impl Pieces {
     /// The next rows; text is read into `buffer`.
     pub fn next(&mut self, buffer: Vec<u8>) -> Result<Option<RawPiece>> {
         match self {
-            Self::Csv(pieces) => Ok(pieces.next(buffer)?.map(RawPiece::Text)),
+            Self::Text(pieces) => Ok(pieces.next(buffer)?.map(RawPiece::Text)),
             #[cfg(feature = "arrow")]
             Self::Arrow(rows) => Ok(rows.next()?.map(RawPiece::Arrow)),
         }
@@ -102,7 +103,10 @@ impl RawPiece {
     /// Takes it apart into `piece`, which is empty, but for the first `skip` bytes of a text.
     pub fn parse(&self, rules: &Rules, skip: usize, piece: &mut Piece) {
         match (self, rules.written) {
-            (Self::Text(text), Some(written)) => piece::parse(rules, written, &text.text()[skip..], piece),
+            (Self::Text(text), Some(Written::Csv { dialect, .. })) => {
+                piece::parse(rules, dialect, &text.text()[skip..], piece);
+            }
+            (Self::Text(text), Some(Written::JsonLines)) => json::parse(rules, text.text(), piece),
             #[cfg(feature = "arrow")]
             (Self::Arrow(rows), _) => rows.parse(rules, piece),
             _ => {}

@@ -4,7 +4,7 @@
 //! its modes for a store ([`Table::labels`]).
 //!
 //! ```text
-//! csv: pieces of whole records -> piece::parse, in parallel -> dictionary: labels to numbers, by column and shard
+//! csv, json: pieces of whole records -> parse, in parallel -> dictionary: labels to numbers, by column and shard
 //!   -> rows (numbers, times, values) wait in scratch
 //! dictionary::merge: sorted labels -> indices -> labels-M.bin
 //! rows -> numbers to indices, times to bins -> batches
@@ -17,6 +17,7 @@ mod arrow;
 pub mod csv;
 mod dictionary;
 mod input;
+mod json;
 mod lines;
 mod number;
 mod options;

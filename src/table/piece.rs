@@ -15,11 +15,23 @@ pub const PIECE_BYTES: usize = 1 << 17;
 
 /// How a table's text is written.
 #[derive(Clone, Copy, Debug)]
-pub struct Written {
-    /// How it is divided.
-    pub dialect: Dialect,
-    /// Whether it begins with the names of the columns.
-    pub has_header: bool,
+pub enum Written {
+    /// Records of fields.
+    Csv {
+        /// How they are divided.
+        dialect: Dialect,
+        /// Whether the first one names the columns.
+        has_header: bool,
+    },
+    /// An object on each line.
+    JsonLines,
+}
+
+impl Written {
+    /// Whether the text begins with the names of the columns.
+    pub fn has_header(self) -> bool {
+        matches!(self, Self::Csv { has_header: true, .. })
+    }
 }
 
 /// What rows are made into.
@@ -279,12 +291,12 @@ impl Row for Record<'_> {
 }
 
 /// Divides a piece's text into fields in `piece`, which is empty, up to the first error.
-pub fn parse(rules: &Rules, written: Written, text: &[u8], piece: &mut Piece) {
+pub fn parse(rules: &Rules, dialect: Dialect, text: &[u8], piece: &mut Piece) {
     // Checked at once: each field then is, too.
     let valid = std::str::from_utf8(text).map_or_else(|e| e.valid_up_to(), str::len);
     let (mut at, mut fields, mut buffer) = (0, Vec::new(), Vec::new());
     while at < text.len() {
-        let next = written.dialect.split(text, at, &mut fields);
+        let next = dialect.split(text, at, &mut fields);
         let record = match next {
             Ok(next) => next,
             Err(Fault { field, what }) => {
@@ -303,8 +315,8 @@ pub fn parse(rules: &Rules, written: Written, text: &[u8], piece: &mut Piece) {
         let blank =
             fields.len() == 1 && fields[0].is_null() && (rules.names.len() > 1 || text[at..].len() <= 1);
         if !blank {
-            let row = Record { text, fields: &fields, quote: written.dialect.quote };
-            let checked = check_record(rules, written.has_header, &row, (at, record), valid)
+            let row = Record { text, fields: &fields, quote: dialect.quote };
+            let checked = check_record(rules, &row, (at, record), valid)
                 .and_then(|()| piece.push(rules, &row, &mut buffer));
             if let Err((column, what)) = checked {
                 piece.fault = Some(PieceFault { row: piece.rows, line: piece.lines, column, what });
@@ -327,14 +339,9 @@ fn count_lines(text: &[u8]) -> u64 {
 pub type Wrong = (Option<usize>, String);
 
 /// What a whole record must be: `at` is where it begins and where the next one does.
-fn check_record(
-    rules: &Rules,
-    has_header: bool,
-    record: &Record<'_>,
-    at: (usize, usize),
-    valid: usize,
-) -> Result<(), Wrong> {
+fn check_record(rules: &Rules, record: &Record<'_>, at: (usize, usize), valid: usize) -> Result<(), Wrong> {
     let Record { text, fields, .. } = *record;
+    let has_header = rules.written.is_some_and(Written::has_header);
     if at.1 > valid {
         let column = fields.iter().position(|field| field.end > valid).unwrap_or(fields.len() - 1);
         let what = "is not UTF-8; convert the file, for example from Latin-1: iconv -f LATIN1 -t UTF-8";

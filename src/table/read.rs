@@ -1,8 +1,9 @@
 //! Takes a table in: all of its rows, with labels as numbers, wait in scratch when this is done.
 
-use super::csv::{CsvPieces, sniff};
+use super::csv::{CsvPieces, Dialect, Sniffed, sniff};
 use super::dictionary::{Dictionary, PieceLabels, Wanted};
 use super::input::{Pieces, RawPiece, TableInput};
+use super::json;
 use super::options::{Nulls, TableOptions, Treatment, find_column, listed};
 use super::piece::{
     NullCount, PIECE_BYTES, Piece, PieceColumn, PieceFault, Range, Rules, TimeFacts, Written, mixed_times,
@@ -111,10 +112,18 @@ pub fn read(
     let (mut pieces, written, names, columns) = match input {
         TableInput::Text(text) => {
             let mut pieces = CsvPieces::new(sys, text, PIECE_BYTES);
-            let sniffed = sniff(options.csv, pieces.head()?, &wanted, name)?;
-            pieces.divide_by(sniffed.dialect);
-            let written = Written { dialect: sniffed.dialect, has_header: sniffed.names.is_some() };
-            (Pieces::Csv(pieces), Some(written), sniffed.names, sniffed.columns)
+            let head = pieces.head()?;
+            let (dialect, written, names, columns) = if json::is_json(head) {
+                options.csv.refuse(name)?;
+                let names = json::columns(head, name)?;
+                let columns = names.len();
+                (Dialect::LINES, Written::JsonLines, Some(names), columns)
+            } else {
+                let Sniffed { dialect, names, columns } = sniff(options.csv, head, &wanted, name)?;
+                (dialect, Written::Csv { dialect, has_header: names.is_some() }, names, columns)
+            };
+            pieces.divide_by(dialect);
+            (Pieces::Text(pieces), Some(written), names, columns)
         }
         #[cfg(feature = "arrow")]
         TableInput::Arrow(rows) => {
@@ -215,7 +224,7 @@ impl<'a> Intake<'a> {
                 read_pieces(pieces, &full_sender, &empty_receiver);
             })?;
             let mut incoming = full.iter();
-            let mut skip = self.rules.written.is_some_and(|written| written.has_header);
+            let mut skip = self.rules.written.is_some_and(Written::has_header);
             loop {
                 sys.check_cancelled()?;
                 let mut group: Vec<Result<RawPiece>> = incoming.by_ref().take(group).collect();
@@ -270,11 +279,13 @@ impl<'a> Intake<'a> {
 
     /// Where the header of a text ends that begins with `piece`.
     fn header(&mut self, piece: &RawPiece) -> Result<usize> {
-        let (RawPiece::Text(piece), Some(written)) = (piece, self.rules.written) else { return Ok(0) };
+        let (RawPiece::Text(piece), Some(Written::Csv { dialect, .. })) = (piece, self.rules.written) else {
+            return Ok(0);
+        };
         let (text, mut fields, mut at, mut lines) = (piece.text(), Vec::new(), 0, 0);
         // Blank lines may stand above it.
         loop {
-            let next = written.dialect.split(text, at, &mut fields);
+            let next = dialect.split(text, at, &mut fields);
             let next =
                 next.map_err(|fault| Error::input(format!("{}:{}", self.name, lines + 1), fault.what))?;
             lines += memchr::memchr_iter(b'\n', &text[at..next]).count() as u64;
@@ -364,7 +375,7 @@ impl<'a> Intake<'a> {
         if self.kept == 0 {
             let what = if self.rows > 0 {
                 "every row lacks a label or a value; name other columns"
-            } else if self.rules.written.is_some() {
+            } else if self.rules.written.is_some_and(Written::has_header) {
                 "holds no rows below its header; give at least one"
             } else {
                 "holds no rows; give at least one"

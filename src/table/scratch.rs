@@ -57,7 +57,7 @@ impl Scratch {
         if let Some(made) = &*made {
             return Ok(made.clone());
         }
-        self.sys.remove_abandoned_spill_dirs(&self.parent, |dir| dir.owner().resumed_from.is_some());
+        self.sys.remove_abandoned_spill_dirs(&self.parent, |_, dir| dir.owner().resumed_from.is_some());
         let dir = self.sys.make_spill_dir(&self.parent.join(spill_name()), &SpillOwner::new(None))?;
         let file = dir.create("table")?;
         Ok(made.insert((Arc::new(dir), Arc::new(file))).clone())

@@ -40,10 +40,10 @@ fn run<T: Real + bytemuck::Pod>(
     Executor::new(store, &plan, &mut backend)?.pass(&mut backend, &|_| ())?;
     assert!(backend.notes().is_empty(), "{:?}", backend.notes());
     let mut all = Fibers { coordinates: Vec::new(), values: Vec::new() };
-    let count = backend.op().finish(Some(&mut |parts| {
-        for part in parts {
-            all.coordinates.extend(part.coordinates);
-            all.values.extend(part.values);
+    let count = backend.op().finish(Some(&mut |pieces| {
+        for (coordinates, values) in pieces {
+            all.coordinates.extend_from_slice(coordinates);
+            all.values.extend_from_slice(values);
         }
         Ok(())
     }))?;
@@ -71,7 +71,7 @@ fn agrees<T: Real + bytemuck::Pod>(device: &Arc<Device>, tensor: &Tensor, store:
             if n == 0 && mode == 0 {
                 let shape = Shape::new(&tensor.dims).unwrap();
                 let mut oracle = Oracle::new(&mut { tensor }, (&shape, 0), mode, &matrix).unwrap();
-                oracle.compare(&[found]);
+                oracle.compare(found.as_slices());
                 let comparison = oracle.finish();
                 assert!(comparison.holds && comparison.worst <= 1.0, "{what}: {comparison:?}");
             }
@@ -165,7 +165,7 @@ fn repeated_coordinates_count_each_time() {
                 assert!(bits(&found) == bits(&again), "{kind:?}, mode {mode}");
                 let shape = Shape::new(&tensor.dims).unwrap();
                 let mut oracle = Oracle::new(&mut { &tensor }, (&shape, 0), mode, &matrix).unwrap();
-                oracle.compare(&[found]);
+                oracle.compare(found.as_slices());
                 assert!(oracle.finish().holds, "{kind:?}, mode {mode}");
             }
         }

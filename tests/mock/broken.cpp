@@ -1,4 +1,4 @@
-// Kernels for the self-test: right ones that use what the engine's do not, and wrong ones, each with one fault.
+// Kernels for the self-test: correct ones that use features which the engine's kernels do not, and wrong ones with one fault each.
 #include "cuda_cpu.h"
 typedef unsigned u32;
 

@@ -1,4 +1,4 @@
-// The fibers behind cuda_cpu.h: thread blocks one after another, the threads of a block in turns.
+// The fibers behind cuda_cpu.h. Thread blocks run one after another; the threads of a block take turns.
 #include "cuda_cpu.h"
 #include <algorithm>
 #include <csignal>
@@ -45,7 +45,8 @@ void fault(const char* format, ...)
     abort();
 }
 
-// Switching stacks. On x86-64 only what a call preserves is kept: a few nanoseconds; elsewhere by ucontext.
+// Switches stacks. On x86-64 this saves only the registers that a call preserves, which takes a few nanoseconds; elsewhere it
+// uses ucontext.
 #ifdef __x86_64__
 struct Stack {
     void* top;
@@ -86,7 +87,7 @@ static void prepare(Stack& stack, char* low, size_t bytes, void (*entry)())
 
 enum State { READY, AT_BARRIER, AT_MEETING, ENDED };
 
-// A thread of a thread block. `in` is what it brings to a barrier or meeting, `out` what the others see of it.
+// A thread of a thread block. `in` is the value that it brings to a barrier or meeting, `out` the value that the others see.
 struct Fiber {
     Stack stack;
     State state;
@@ -95,7 +96,7 @@ struct Fiber {
     alignas(16) unsigned char in[16], out[16];
 };
 
-// What a file fills without meaning: NaN as f32 and f64, far outside as an index.
+// The byte that fills uninitialized memory: NaN as f32 and f64, far out of range as an index.
 static const uint16_t POISON = 0x7ff7;
 
 const size_t STACK_BYTES = 64 << 10, GUARD_BYTES = 4096;
@@ -110,7 +111,7 @@ struct Runner {
     const Kernel* kernel = nullptr;
     void* const* arguments = nullptr;
     std::minstd_rand random;
-    // Shared memory of all kernels; what each has been seen to use of it.
+    // The shared memory of all kernels, and the part of it that each kernel is known to use.
     uint16_t *shared = nullptr, *shared_end = nullptr;
     std::map<const char*, std::pair<uint16_t*, uint16_t*>> used;
 
@@ -157,7 +158,7 @@ void Runner::reserve(unsigned count)
     for (size_t i = 0; i < count; ++i) mprotect(stacks + i * (STACK_BYTES + GUARD_BYTES), GUARD_BYTES, PROT_NONE);
 }
 
-// Shared memory is all that this module has of thread-local memory that is zero at first.
+// The only zero-initialized thread-local memory of this module is shared memory.
 void Runner::find_shared()
 {
     dl_iterate_phdr(
@@ -177,12 +178,12 @@ void Runner::find_shared()
     std::fill(shared, shared_end, POISON);
 }
 
-// Widens what the kernel is known to use of shared memory by what it has written.
+// Extends the part of shared memory that the kernel is known to use by what it has written.
 void Runner::learn()
 {
     uint16_t *low = shared, *high = shared_end;
     auto& [first, last] = used[kernel->name];
-    // What other kernels left behind does not count.
+    // Data that other kernels left does not count.
     const auto others = [&](uint16_t* at) -> uint16_t* {
         for (auto& [name, range] : used) {
             if (name != kernel->name && range.first <= at && at < range.second) return range.second;
@@ -238,7 +239,7 @@ const void* brought(unsigned lane)
     return here.runner->fibers[here.thread.x / 32 * 32 + lane].out;
 }
 
-// Every thread that can runs until it waits or ends, from a random one on, forwards or backwards.
+// Every thread that is able to run does so until it waits or ends, starting with a random one, forwards or backwards.
 void Runner::turn()
 {
     const unsigned bits = random(), step = bits >> 16 & 1 ? 1 : threads - 1;
@@ -282,7 +283,7 @@ unsigned Runner::release_meetings()
     return released;
 }
 
-// All threads wait and no meeting is complete: either all are at one barrier, or they wait for ever.
+// All threads wait and no meeting is complete: either all are at the same barrier, or they wait forever.
 void Runner::release_barrier()
 {
     const Fiber& first = fibers[0];
@@ -334,7 +335,7 @@ void Runner::block()
 
 static struct sigaction before[32];
 
-// A kernel or copy that runs into a guard page or a check of the compiler is named; anything else is not for us.
+// Names the kernel or copy that hit a guard page or a check of the compiler. Other signals are passed on.
 static void on_signal(int signal, siginfo_t* info, void*)
 {
     if (here.kernel) {

@@ -1,8 +1,8 @@
-// CUDA kernels on the CPU, unmodified: include this, then the kernels. Each thread of a thread block is a fiber that
-// runs until it waits; which runs first changes from wait to wait. Misuse that a GPU lets pass ends the process
+// Runs CUDA kernels on the CPU, unmodified: include this, then the kernels. Each thread of a thread block is a fiber that
+// runs until it waits; which one runs first changes from wait to wait. Misuse that a GPU tolerates ends the process
 // with a line that names kernel, block and thread: barriers that not all threads reach, masks that exclude
-// their caller or name a thread that does not come, and loads (`__ldg`) or atomics outside of device memory.
-// Plain loads outside of it meet guard pages (driver.cpp). Shared memory is thread-local, so that thread blocks of
+// their caller or name a thread that never arrives, and loads (`__ldg`) or atomics outside device memory.
+// Plain loads outside it hit guard pages (driver.cpp). Shared memory is thread-local, so that thread blocks of
 // several streams run at the same time, and is poisoned before each thread block.
 #pragma once
 #include <cstddef>
@@ -34,7 +34,7 @@ struct Range {
 struct Fiber;
 struct Runner;
 
-// The kernel or copy that this thread runs. Not zero at first, so that it does not lie among shared memory.
+// The kernel or copy that this thread runs. It is not zero-initialized, so that it does not lie among shared memory.
 struct Here {
     uint64_t running;
     dim3 thread, block, block_dim, grid_dim;
@@ -49,11 +49,11 @@ extern __thread Here here;
 [[noreturn]] void fault(const char* format, ...) __attribute__((format(printf, 1, 2)));
 enum Where { DEVICE, DEVICE_OR_SHARED };
 void check_slowly(uint64_t address, size_t bytes, Where where);
-// Ends the thread's turn until all threads have come to `site`; `value` of each is added up (for how many it is not 0).
+// Ends the thread's turn until all threads have reached `site`. Counts the threads whose `value` is not 0.
 unsigned barrier(const char* file, unsigned site, bool value);
-// Ends the thread's turn until the threads of `mask` have come to `site` with the same mask.
+// Ends the thread's turn until the threads of `mask` have reached `site` with the same mask.
 void meet(const char* file, unsigned site, unsigned mask, const void* value, size_t bytes);
-// What a thread of the warp brought to the meeting that has just ended.
+// The value that a thread of the warp brought to the meeting that has just ended.
 const void* brought(unsigned lane);
 
 inline unsigned lane()
@@ -103,7 +103,7 @@ template <class... A, void (*F)(A...)> struct Entry<F> {
 // Runs a kernel on the calling thread; `live` is device memory. Ends early when `stop` becomes true.
 void run(const Kernel& kernel, dim3 grid, dim3 block, void* const* arguments, const std::vector<Range>& live,
          uint64_t seed, const volatile bool& stop);
-// Has signals name the kernel or copy that met them.
+// Makes signals name the kernel or copy that caused them.
 void watch();
 // Frees what `run` keeps for the calling thread.
 void end_thread();
@@ -119,7 +119,7 @@ void end_thread();
 #define gridDim (mock::here.grid_dim)
 static const int warpSize = 32;
 
-// Where a call stands in the source, and which kind it is.
+// A call's place in the source, and its kind.
 #define MOCK_SITE const char *file = __builtin_FILE(), unsigned line = __builtin_LINE()
 
 inline void __syncthreads(MOCK_SITE) { mock::barrier(file, line * 4, false); }
@@ -175,7 +175,7 @@ template <class T> T __ldg(const T* at)
     return *at;
 }
 
-// Applies `update` to the number at `at` in one step; returns what was there.
+// Applies `update` to the number at `at` atomically and returns the old value.
 template <class T, class Bits, class F> T mock_update(T* at, F update)
 {
     static_assert(sizeof(T) == sizeof(Bits), "bits of a number");

@@ -1,23 +1,23 @@
 // A libcuda.so.1 without a GPU: the driver functions that the engine calls, kernels on the CPU (cuda_cpu.h).
 //
 // Streams are threads that wait at random before each operation and between the halves of a copy. Device memory is host memory
-// between guard pages, poisoned when it is allocated; once freed it is never mapped again. Asynchronous copies
-// read and write host memory when they run. What a real driver leaves undefined ends the process with
-// a line on stderr: asynchronous copies of pageable memory, freeing or destroying what queued work uses, handles
-// that are not there.
+// between guard pages. It is poisoned when it is allocated and never mapped again once it is freed. Asynchronous copies
+// read and write host memory when they run. Where a real driver's behavior is undefined, the process ends with
+// a line on stderr: asynchronous copies of pageable memory, freeing or destroying something that queued work uses, handles
+// that do not exist.
 //
-//   BLCO_MOCK_FAIL=K     the K-th call fails, from 1 on; every later call too, but for frees and destroys
-//   BLCO_MOCK_ERROR=N    with error N [default: 700]; 2, out of memory: the K-th allocation fails, 701, out of resources:
-//                        the K-th launch, nothing else
-//   BLCO_MOCK_MEMORY=N   bytes of device memory [default: 2^30]; with commas, of each device, the last number for all others
-//   BLCO_MOCK_SEED=N     of the delays
-//   BLCO_MOCK_SLOW=US    mean delay in microseconds [default: 20]; the same
-//   BLCO_MOCK_DEVICES=N  devices [default: 1], at most 8, each with a context, streams and memory of its own, which nothing of another
-//                        device's may touch but copies between devices
-//   BLCO_MOCK_FAIL_DEVICE=D  only calls with the context of this device current are counted and fail: the others go on
-//   BLCO_MOCK_HANG=K     from the K-th launch on (of BLCO_MOCK_FAIL_DEVICE, if it is set), streams do no more work
-//   BLCO_MOCK_PEERS=0    devices do not reach each other
-//   BLCO_MOCK_LOG=FILE   a line is appended when the process ends: calls made and what is still alive
+//   BLCO_MOCK_FAIL=K     the K-th call fails, counted from 1, and every later call except frees and destroys
+//   BLCO_MOCK_ERROR=N    the error [default: 700]. With 2 (out of memory) only the K-th allocation fails, with 701 (out of resources)
+//                        only the K-th launch
+//   BLCO_MOCK_MEMORY=N   bytes of device memory [default: 2^30]; a list with commas gives one for each device, the last for all others
+//   BLCO_MOCK_SEED=N     seed of the delays
+//   BLCO_MOCK_SLOW=US    mean delay in microseconds [default: 20]; may be a list too
+//   BLCO_MOCK_DEVICES=N  number of devices [default: 1], at most 8, each with its own context, streams and memory; only copies
+//                        between devices may access another device's memory
+//   BLCO_MOCK_FAIL_DEVICE=D  counts and fails only calls made while this device's context is current
+//   BLCO_MOCK_HANG=K     streams stop working at the K-th launch (of BLCO_MOCK_FAIL_DEVICE, if it is set)
+//   BLCO_MOCK_PEERS=0    devices cannot access each other's memory
+//   BLCO_MOCK_LOG=FILE   appends a line when the process ends: the calls made, and what is still allocated
 #include "cuda_cpu.h"
 #include <atomic>
 #include <chrono>
@@ -89,7 +89,7 @@ struct Event {
     Clock::time_point at;
 };
 
-// Work in a stream, with the memory that it is known to use.
+// Work in a stream, and the memory that it is known to use.
 struct Operation {
     std::function<void()> work;
     std::vector<Range> device, host;
@@ -117,7 +117,7 @@ struct Module {
     std::set<std::unique_ptr<const mock::Kernel*>> functions;
 };
 
-// All of the driver's state, under one lock; everything that changes is told through one condition.
+// The driver's whole state, under one lock. One condition variable signals every change.
 struct Driver {
     std::mutex mutex;
     std::condition_variable changed;
@@ -150,7 +150,7 @@ struct Driver {
 
 void write_log();
 
-// The driver; its account is written when the process that has called it ends.
+// The driver. It writes its log line when the process that called it ends.
 Driver& driver()
 {
     static Driver& one = [&]() -> Driver& {
@@ -161,7 +161,7 @@ Driver& driver()
     return one;
 }
 
-// The context of each thread is a number, not a pointer: 0 for none. Not zero at first, see mock::Here.
+// The context of each thread is a number, not a pointer: 0 for none. It is not zero-initialized, see mock::Here.
 __thread u64 current_plus_one = 1;
 
 // A context is the address of its device's.
@@ -173,7 +173,7 @@ u64 current_device()
     return current_plus_one == 1 ? DEVICES_MAX : (u64)((const char*)(current_plus_one - 1) - context_markers);
 }
 
-// Whether calls fail for good: of the current device, or, without one, of all.
+// Whether all further calls fail: those of the current device, or, without a current device, those of any.
 bool is_dead(const Driver& d, u64 device)
 {
     if (device < DEVICES_MAX) return d.dead[device];
@@ -184,11 +184,11 @@ bool is_dead(const Driver& d, u64 device)
 
 enum Kind { PLAIN, NO_CONTEXT, ALLOCATES, LAUNCHES, RELEASES };
 
-// Entry into a driver function: counts it, and says whether it fails. Holds the lock.
+// Entry into a driver function: counts the call and decides whether it fails. Holds the lock.
 struct Call {
     std::unique_lock<std::mutex> lock;
     int error = SUCCESS;
-    // A release that is to fail releases nevertheless.
+    // A release that fails still releases.
     bool release = true;
 
     Call(const char* name, Kind kind) : lock(driver().mutex)
@@ -218,7 +218,7 @@ struct Call {
         }
     }
 
-    // What is queued is dropped, what is at work comes to its end.
+    // Queued work is dropped; work that is running is finished.
     void die(u64 device)
     {
         Driver& d = driver();
@@ -266,7 +266,7 @@ bool holds(const std::map<u64, Range>& ranges, const Range& range)
     return after != ranges.begin() && range.end <= std::prev(after)->second.end;
 }
 
-// Ends the process where queued work uses memory that is about to go.
+// Ends the process if queued work uses memory that is about to be freed.
 void not_in_use(const char* function, const Range& range, std::vector<Range> Operation::* which)
 {
     for (auto& [handle, stream] : driver().streams) {
@@ -279,7 +279,7 @@ void not_in_use(const char* function, const Range& range, std::vector<Range> Ope
     }
 }
 
-// Whether the current device lives and what is asked for is not done.
+// Whether the current device is alive and the work that is asked about is not done.
 template <class F> bool is_busy(F asked)
 {
     std::lock_guard<std::mutex> lock(driver().mutex);
@@ -301,7 +301,7 @@ std::shared_ptr<Event> event_of(const char* function, void* handle)
     return found->second;
 }
 
-// Often nothing, sometimes long; `slow` in the mean.
+// Usually no delay, sometimes a long one; `slow` on average.
 void delay(Stream& stream)
 {
     const u64 bits = stream.random(), mean = driver().slow[stream.device];
@@ -322,7 +322,7 @@ void serve(Stream& stream)
         delay(stream);
         lock.lock();
         if (operation.wait) {
-            // What a dead device was to do never comes.
+            // A dead device never finishes its work.
             d.changed.wait(lock, [&] {
                 return d.dead[stream.device] || d.dead[operation.wait->device] || operation.wait->done >= operation.number;
             });
@@ -360,7 +360,7 @@ void poison(void* at, u64 bytes)
     if (bytes % 2) to[bytes - 1] = 0x7f;
 }
 
-// The destination is of no use until the copy is over, and the source must hold still meanwhile.
+// The destination is undefined until the copy is complete, and the source must not change until then.
 void slow_copy(Stream& stream, void* to, const void* from, u64 bytes)
 {
     mock::here.kernel = "a copy";
@@ -416,7 +416,7 @@ void write_log()
     fclose(file);
 }
 
-// Address space between guard pages, of which the last bytes are handed out, from a multiple of 256 on.
+// Address space between guard pages. The last bytes are handed out, starting at a multiple of 256.
 Allocation map_device(u64 bytes)
 {
     const u64 guard = 64 << 10, page = 4096, whole = (bytes + 255) / 256 * 256;
@@ -428,7 +428,7 @@ Allocation map_device(u64 bytes)
     return {{begin, begin + bytes}, {low, low + data}, {(u64)at, (u64)at + data + 2 * guard}, 0};
 }
 
-// What lies between an allocation and its guard pages must be as it was.
+// The bytes between an allocation and its guard pages must not have changed.
 void check_edges(const Allocation& a)
 {
     std::vector<unsigned char> wanted(4096 + 256);
@@ -461,7 +461,7 @@ void must_be_pinned(const char* function, const void* at, u64 bytes)
     }
 }
 
-// Waits until the stream has done what is queued now.
+// Waits until the stream has finished the work that is queued now.
 int drain(Call& call, const std::shared_ptr<Stream>& stream)
 {
     auto mark = std::make_shared<Event>();
@@ -490,7 +490,7 @@ int copy_now(Call& call, void* to, const void* from, u64 bytes)
     return SUCCESS;
 }
 
-// Ends the process where a stream is used with another device's context, or on another's memory.
+// Ends the process if a stream is used with another device's context or on another device's memory.
 void must_be_of(const char* function, const Stream& stream, u64 address = 0)
 {
     if ((u64)stream.device != current_device()) fault("%s: a stream of another device than the current context's", function);
@@ -652,7 +652,7 @@ int cuDevicePrimaryCtxRelease_v2(int)
 int cuCtxSetCurrent(void* context)
 {
     Call call(__func__, RELEASES);
-    // Like a release: who cleans up must be able to say where.
+    // Succeeds like a release: cleanup code must be able to set its context.
     if (call.error == INVALID_CONTEXT) call.error = SUCCESS;
     if (!call.error) current_plus_one = (u64)context + 1;
     return call.error;
@@ -691,7 +691,7 @@ int cuModuleLoadData(void** module, const void* image)
 {
     ENTER(PLAIN);
     if (!image) return INVALID_VALUE;
-    // A device binary is for another device: kernels here come from tests/mock/kernels.cpp, whatever PTX says.
+    // A cubin is for a real device. Kernels here come from tests/mock/kernels.cpp, whatever the PTX says.
     if (!memcmp(image, "\x7f" "ELF", 4)) return NO_BINARY_FOR_GPU;
     auto made = std::make_unique<Module>();
     made->device = (int)current_device();
@@ -797,14 +797,14 @@ int cuStreamDestroy_v2(void* handle)
 int cuStreamSynchronize(void* handle)
 {
     ENTER(PLAIN);
-    // The default stream has what copies without a stream leave to it, which are done at once here.
+    // The default stream has only copies without a stream, which are done at once here.
     if (!handle) return SUCCESS;
     return drain(call, stream_of(__func__, handle));
 }
 
 int cuStreamQuery(void* handle)
 {
-    // How often a thread asks is no matter of what it does: only the answer that work is done is counted.
+    // The number of polls varies from run to run, so only the answer that the work is done is counted.
     if (is_busy([&] { return !stream_of(__func__, handle)->queue.empty(); })) return NOT_READY;
     ENTER(PLAIN);
     return stream_of(__func__, handle)->queue.empty() ? SUCCESS : NOT_READY;
@@ -1097,7 +1097,7 @@ int cuLaunchKernel(void* function, unsigned grid_x, unsigned grid_y, unsigned gr
     if (shared_bytes || extra || !parameters) fault("%s: shared bytes or packed parameters", __func__);
     if (grid_x == 0 || grid_y == 0 || grid_y > 0xffff || block_x == 0 || block_x > 1024 || grid_x > 0x7fffffff) return INVALID_VALUE;
     if (block_x > kernel->threads_max) return LAUNCH_OUT_OF_RESOURCES;
-    // The parameters are copied now. A word of them that is an address of device memory is taken as one.
+    // The parameters are copied now. A word that is an address in device memory is taken to be one.
     std::vector<std::shared_ptr<char>> copies;
     Operation operation;
     for (size_t i = 0; i < kernel->parameters.size(); ++i) {

@@ -1,8 +1,8 @@
 // A libnccl.so.2 for the mock driver: the collectives that the engine calls, among the devices of one process. A group's work is done when
-// the group ends, once all of its streams have come that far; device memory is host memory there. What a real NCCL leaves undefined ends the
-// process: other numbers than the other members', memory of another device, a call outside of a group.
+// the group ends, once all of its streams have reached it; device memory is host memory here. Where a real NCCL's behavior is undefined,
+// the process ends: counts that differ between members, memory of another device, a call outside a group.
 //
-//   BLCO_MOCK_NCCL_FAIL=K   the K-th call fails, from 1 on, with an internal error
+//   BLCO_MOCK_NCCL_FAIL=K   the K-th call, counted from 1, fails with an internal error
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -75,7 +75,7 @@ int add(Kind kind, const void* from, void* to, size_t count, int type, int root,
     return 0;
 }
 
-// The calls of one collective, one of each member.
+// The calls of one collective, one for each member.
 void run(const std::vector<Call>& of)
 {
     const Call& first = of[0];
@@ -97,7 +97,7 @@ void run(const std::vector<Call>& of)
     if (first.kind == REDUCE_SCATTER || first.kind == REDUCE) {
         const size_t all = first.count * (first.kind == REDUCE_SCATTER ? members : 1);
         std::vector<double> sums(all, 0.0);
-        // In another order than the engine's own.
+        // In a different order than the engine's own.
         for (int m = members; m-- > 0;) {
             for (size_t i = 0; i < all; ++i) sums[i] += ((const double*)by[m]->from)[i];
         }

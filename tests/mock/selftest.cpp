@@ -1,8 +1,8 @@
 // Self-test of the mock driver and of the kernels on it:
 //
 //   selftest VECTORS         all of it; VECTORS is formats-spec/vectors/version-1/valid
-//   selftest --speed         tiles a second
-//   selftest --case NAME     one fault; ends by abort, or with status 3 where a wrong result shows it
+//   selftest --speed         tiles per second
+//   selftest --case NAME     one fault; aborts, or ends with status 3 if a wrong result shows the fault
 //
 // The kernels get the images of the stores there, without zstd, as they lie in their files, and are compared with a naive
 // loop over the store's text: every kernel, mode and several ranks. Then every fault in `cases` must be caught.
@@ -195,7 +195,7 @@ static Store open(const std::string& path)
     return store;
 }
 
-// A matrix that is not stored: dims can be large. Element (i, c) of mode m's factor, in [-1, 1).
+// Element (i, c) of mode m's factor, in [-1, 1). The matrix is not stored, since dims can be large.
 static double factor(u32 mode, u64 i, u32 column)
 {
     u64 x = (i * 64 + column) * 8 + mode + 1;
@@ -206,7 +206,7 @@ static double factor(u32 mode, u64 i, u32 column)
 
 static u64 blocks_run = 0;
 
-// Tiles of a thread block of a kernel, which its name says, and the thread blocks that an image gets.
+// The tiles of a kernel's thread block, which its name says, and the thread blocks that an image gets.
 static u32 tiles_of(const std::string& kernel) { return (u32)(kernel[kernel.rfind("_t") + 2] - '0'); }
 static u32 blocks_of(const Bytes& image, u32 tiles)
 {
@@ -273,12 +273,12 @@ static void compare(Device& device, const Store& store, const std::string& kerne
             absolute[(u64)nonzero.index[mode] * rank + c] += std::abs(product);
         }
     }
-    // A chain in T, its rounding and that of the products; sums in f64 have a bound of their own.
+    // The rounding of a chain of additions in T and of the products. Sums in f64 have their own bound.
     const double chain = store.order + 2 + BLCO_SHARE, long_chain = store.order + 2.0 + store.nonzeros.size();
     const double epsilon = sizeof(T) == 8 ? DBL_EPSILON : FLT_EPSILON;
     for (u64 i = 0; i < elements; ++i) {
         const double bound = (epsilon * chain + DBL_EPSILON * long_chain) * absolute[i];
-        // Beyond f32's range there is nothing to compare.
+        // Values beyond f32's range cannot be compared.
         if (std::isinf((T)absolute[i])) continue;
         if (!(std::abs(got[i] - wanted[i]) <= bound)) {
             fail(kernel + ", mode " + std::to_string(mode + 1) + ", rank " + std::to_string(rank) + ": element " +
@@ -306,7 +306,7 @@ static void compare_all(Device& device, const Store& store, const std::vector<u6
             for (const std::string& share : {std::string("l8c1b4"), std::string("l16c1b4"), wide}) {
                 const std::string kernel = std::string("mttkrp_") + (store.encoding == 1 ? "raw" : "tiled") + "_" + type +
                                            "_o" + std::to_string(order) + (order == 8 ? "_t2" : "_t4") + share;
-                // Not every combination, but each kernel with several.
+                // Not every combination, but several for each kernel.
                 const u32 mode = turn++ % store.order;
                 compare<T>(device, store, kernel, factors, images, mode, rank, 1 + turn % 3, turn % 2);
             }
@@ -333,7 +333,7 @@ static void vectors(Device& device, const std::string& directory)
         if (store.encoding > 2) continue;
         u64 rows = 0;
         for (u32 m = 0; m < store.order; ++m) rows += store.dims[m];
-        // Dense factors of huge modes do not fit; those stores have no business here.
+        // Dense factors of huge modes do not fit in memory; those stores are left out.
         if (store.codec || rows > 300000) continue;
         std::vector<u64> images;
         for (const auto& image : store.images) images.push_back(upload(image));
@@ -439,7 +439,7 @@ static void calls(Device& device)
 
 // ---- Faults
 
-// A kernel of broken.cpp on N numbers; status 3 if the result is not `in` turned round.
+// A kernel of broken.cpp on N numbers; status 3 if the result is not `in` reversed.
 static void broken(const char* kernel)
 {
     Device device;
@@ -457,7 +457,7 @@ static void broken(const char* kernel)
 
 static const size_t MANY = 1 << 18;
 
-// Copies numbers to the device in one stream and adds them up with themselves in another, several times over.
+// Copies numbers to the device in one stream and adds them to themselves in another, several times.
 static void streams(bool wait, bool reuse)
 {
     Device device;
@@ -538,7 +538,7 @@ static void short_factor()
 
 struct Case {
     const char* name;
-    // Part of the message, or empty where a wrong result shows the fault.
+    // Part of the message, or empty if a wrong result shows the fault.
     const char* message;
     std::function<void()> run;
 };
@@ -653,13 +653,13 @@ static void faults(const char* self)
         const bool caught = *one.message ? aborted && text.find(one.message) != std::string::npos : seen;
         if (!caught) fail(std::string(one.name) + " is not caught: status " + std::to_string(status) + ", " + text);
     }
-    // What is right must not be caught.
+    // Correct kernels must pass.
     std::string text;
     if (child(self, "--case", "sound", text)) fail("sound streams: " + text);
     printf("selftest: %zu faults caught\n", cases().size());
 }
 
-// A call that fails: that call, and after it all but what gives back; what is queued is dropped.
+// A failing call: that call and all later ones fail except releases, and queued work is dropped.
 static void failing()
 {
     void *context, *stream, *other;
@@ -681,7 +681,7 @@ static void failing()
     CU(cuDevicePrimaryCtxRelease_v2(0));
 }
 
-// Allocations fail once, and nothing else does.
+// Only allocations fail, and only once.
 static void out_of_memory()
 {
     setenv("BLCO_MOCK_FAIL", "2", 1);
@@ -696,7 +696,7 @@ static void out_of_memory()
     CU(cuMemFree_v2(address));
 }
 
-// Tiles a second of a kernel on one stream, from a chunk of integers whose tiles need sorting.
+// Tiles per second of a kernel on one stream, for a chunk of integers whose tiles need sorting.
 static void speed(const std::string& directory)
 {
     Device device;

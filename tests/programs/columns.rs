@@ -294,7 +294,7 @@ fn wrong_columns_are_reported_in_one_line() {
             usual,
             &["4 of 300 rows are incomplete", "lacks 4, the first in row 6;", "--nulls drop"],
         ),
-        ("t.parquet", &whole, "--modes user,title --delimiter ;", &["--delimiter", "options of text"]),
+        ("t.parquet", &whole, "--modes user,title --delimiter ;", &["--delimiter", "options of CSV"]),
         ("t.parquet", &whole, "", &["say which columns are modes", "user,title,seen"]),
     ];
     for (name, contents, options, words) in cases {

@@ -44,9 +44,19 @@ const FILES: &[Mistake] = &[
         "tr '\\r' '\\n' < r.tns | blco-pack - -o r.blco",
     ),
     mistake(
-        "echo '{\"a\":1}' > j.json; blco-pack j.json",
-        "j.json:1: `…` is neither a header nor a row: give indices and a value, separated by spaces, or read a table with --modes",
+        "echo '{\"a\":1}' > j.tns; blco-pack j.tns",
+        "j.tns:1: `…` is neither a header nor a row: give indices and a value, separated by spaces, or read a table with --modes",
         "blco-pack ratings.csv --modes user,title -o j.blco",
+    ),
+    mistake(
+        "echo '{\"user\":\"ann\",\"film\":\"Heat\"}' > j.jsonl; blco-pack j.jsonl",
+        "j.jsonl: say which columns are modes, and which holds values: --modes A,B,… --value C; the columns are user,film",
+        "blco-pack j.jsonl --modes user,film",
+    ),
+    mistake(
+        "echo '[{\"user\":\"ann\",\"film\":\"Heat\"}]' > j.json; blco-pack j.json --modes user,film",
+        "j.json:1: is JSON, but not an object on each line (JSON Lines); convert it, for example: jq -c '.[]'",
+        "tr -d '[]' < j.json > k.json; blco-pack k.json --modes user,film",
     ),
     mistake(
         ": > e.tns; blco-pack e.tns",
@@ -82,6 +92,16 @@ const FILES: &[Mistake] = &[
         "printf 'PK\\003\\004abcd' > a.tns; blco-pack a.tns",
         "a.tns: is a zip archive, …: unpack it first; name a NumPy archive .npz",
         "cp t.tns a.tns; blco-pack a.tns",
+    ),
+    mistake(
+        "printf 'PK\\003\\004abcd' > r.xlsx; blco-pack r.xlsx --modes user,title",
+        "r.xlsx: is a zip archive, …: save the spreadsheet as CSV first",
+        "cp ratings.csv r.csv; blco-pack r.csv --modes user,title",
+    ),
+    mistake(
+        "printf '\\320\\317\\021\\340\\241\\261\\032\\341' > r.xls; blco-pack r.xls --modes user,title",
+        "r.xls: is an old Excel workbook, …: save it as CSV first",
+        "cp ratings.csv r.csv; blco-pack r.csv --modes user,title",
     ),
     mistake(
         "printf 'MATLAB 5.0 MAT-file' > m.tns; blco-pack m.tns",
@@ -221,7 +241,7 @@ const ROWS: &[Mistake] = &[
     ),
     mistake(
         "blco-pack t.tns -o o.blco --modes user,title,day",
-        "--modes: t.tns is no table by its name; name modes of text with --mode-names, or a table .csv, .tsv or .parquet",
+        "--modes: t.tns is no table by its name; name modes of text with --mode-names, or a table .csv, .tsv, .jsonl or .parquet",
         "blco-pack t.tns -o o.blco --mode-names user,title,day",
     ),
     mistake(

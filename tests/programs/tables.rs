@@ -59,6 +59,9 @@ type Wrong = (Vec<u8>, &'static str, &'static [&'static str]);
 const GOOD: &str = "user,title,rating,at\n1,a,3,2024-01-02\n2,b,4,2024-01-03\n";
 const USUAL: &str = "--modes user,title,at:day --value rating";
 
+const JSON: &str = "{\"user\":1,\"film\":{\"title\":\"a\"}}\n{\"user\":2,\"film\":{\"title\":\"b\"}}\n{\"user\":3,\"film\":{\"title\":\"c\"}}\n";
+const JSON_MODES: &str = "--modes user,film.title";
+
 fn with(row: &str) -> Vec<u8> {
     format!("{GOOD}{row}\n").into_bytes()
 }
@@ -215,7 +218,39 @@ fn wrong_at_length() -> Vec<Wrong> {
         (names.join(",").into(), "--modes c1,c2", &["t.csv:1: a first line of more than 256 KiB"]),
         (format!("sep=,\n{GOOD}").into(), USUAL, &["t.csv:1", "for Excel", "remove it"]),
         (format!("# a log\n{GOOD}").into(), USUAL, &["no column \"user\"", "remove lines above the header"]),
-        (b"[{\"user\":1,\"title\":2}]".to_vec(), USUAL, &["t.csv:1", "quote"]),
+        (b"[{\"user\":1,\"title\":2}]".to_vec(), USUAL, &["t.csv:1", "JSON Lines", "jq -c '.[]'"]),
+        (b"{\n  \"user\": 1\n}\n".to_vec(), USUAL, &["t.csv:1", "JSON Lines"]),
+        (
+            JSON.replace("{\"user\":3", "[3").into(),
+            JSON_MODES,
+            &["t.csv:3: row 3: is no JSON object: invalid type", "correct"],
+        ),
+        (
+            JSON.replace("{\"user\":3", "{\"user\":3,").into(),
+            JSON_MODES,
+            &["t.csv:3: row 3: is no JSON object: key must be"],
+        ),
+        (
+            JSON.replace("\"c\"", "\"\\ud800\"").into(),
+            JSON_MODES,
+            &["t.csv:3: row 3, column \"film.title\": is no text", "hex escape"],
+        ),
+        (
+            JSON.replace("\"c\"", "null").into(),
+            JSON_MODES,
+            &["1 of 3 rows", "\"film.title\" lacks 1, the first in row 3 (line 3)", "--nulls drop"],
+        ),
+        (JSON.into(), "--modes user,film", &["no column \"film\"; the columns are user,film.title"]),
+        (
+            JSON.into(),
+            "--modes user,film.title --value user --delimiter ;",
+            &["--delimiter", "options of CSV"],
+        ),
+        (
+            format!("{JSON}{{\"user\":\"{}\"}}\n", "x".repeat(20 << 20)).into(),
+            JSON_MODES,
+            &["t.csv:4: row 4: a row of more than 16 MiB"],
+        ),
         (b"PK\x03\x04....".to_vec(), USUAL, &["zip archive", "unpack it"]),
         (cut, USUAL, &["gzip data is cut short; fetch the whole file again"]),
         (
@@ -255,6 +290,57 @@ pub fn odd_labels() -> Vec<String> {
     let short =
         ["", " ", "\"", "a,b", "a\nb", "a\r\nb", "\"\"quoted\"\"", "🎬🍿", "tab\tbed", "x", "X", "null"];
     short.into_iter().chain([long.as_str()]).map(str::to_owned).collect()
+}
+
+/// Objects make the same store as the records of a CSV, whatever the order of their members and however text is escaped.
+#[test]
+fn objects_are_read_as_records_are() {
+    let dir = tempfile::tempdir().unwrap();
+    let numbers = ["4.50", "-1e3", "12345678901234567890", "0.1", "7"];
+    let (mut csv, mut json) = (b"user.name,ok,at,rating\n".to_vec(), Vec::new());
+    for row in 0..4_000 {
+        let name = ["Ann \"A\"", "bób", "", "tab\t", "🎬", "back\\slash"][row % 6];
+        let (ok, at, rating) = (row % 7 < 3, format!("2026-03-{:02}", row % 28 + 1), numbers[row % 5]);
+        let at = if row % 11 == 0 { "" } else { &at };
+        writeln!(csv, "{},{ok},{at},{rating}", quoted(name)).unwrap();
+        let escaped: String = name
+            .chars()
+            .map(|c| match c {
+                'b' if row % 2 == 0 => "\\u0062".into(),
+                '🎬' if row % 4 == 0 => "\\ud83c\\udfac".into(),
+                '"' | '\\' => format!("\\{c}"),
+                '\t' => "\\t".into(),
+                c => c.to_string(),
+            })
+            .collect();
+        let at = match (at, row % 2) {
+            ("", 0) => String::new(),
+            ("", _) => "\"at\":null,".into(),
+            (at, _) => format!("\"at\" : \"{at}\", "),
+        };
+        let user = format!("\"user\":{{\"id\":[{row},{{}}],\"name\":\"{escaped}\"}}");
+        let rest = format!("{at}\"ok\":{ok},\"more\":{{\"x\":{{\"ok\":1}}}}");
+        match row % 3 {
+            0 => writeln!(json, "{{{user},{rest},\"rating\":{rating}}}"),
+            1 => writeln!(json, "  {{\"rating\":\"{rating}\",{rest},{user}}} \r\n"),
+            _ => writeln!(json, "{{{rest},\"user.name\":\"{escaped}\",\"rating\":{rating}}}"),
+        }
+        .unwrap();
+    }
+    std::fs::write(dir.path().join("t.csv"), csv).unwrap();
+    std::fs::write(dir.path().join("t.jsonl"), json.trim_ascii_end()).unwrap();
+    let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    gzip.write_all(&json).unwrap();
+    std::fs::write(dir.path().join("z.ndjson.gz"), gzip.finish().unwrap()).unwrap();
+    let usual = "--modes user.name,ok,at:day --value rating --nulls drop";
+    let [csv, json, gzip] = ["t.csv", "t.jsonl", "z.ndjson.gz"].map(|name| {
+        let args: Vec<&str> =
+            [name, "-o", "s.blco", "--force", "-q"].into_iter().chain(usual.split(' ')).collect();
+        let output = run("blco-pack", dir.path(), &args);
+        assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
+        bytes(&dir.path().join("s.blco"))
+    });
+    assert!(csv.len() > 3 && csv == json && json == gzip);
 }
 
 /// Labels with all characters that CSV must quote, empty ones and long ones come back unchanged. Exported tables are packed to the same

@@ -120,30 +120,65 @@ fn copies_give_the_bits_of_chunks_where_rows_seldom_meet() {
     }
 }
 
+/// The bits of eight passes of `op` on two threads, one mode at a time, in both kinds of products.
+fn one_mode_at_a_time(store: &Store, op: Mttkrp<'static, f32>) -> Vec<Vec<u64>> {
+    let plan = plan(store, 0, &Limits::default()).unwrap();
+    let mut backend = HostBackend::for_threads(store, op, 2).unwrap();
+    let mut executor = Executor::new(store, &plan, &mut backend).unwrap();
+    backend.op().put(seeded_factors::<f32>(&Sys::default(), &store.manifest().shape, 32, 5).unwrap());
+    let passes = (0..8).map(|pass| {
+        backend.op().aim(pass % store.dims().len(), pass < 6);
+        executor.pass(&mut backend, &|_| ()).unwrap();
+        let (sums, _) = backend.op().sums_and_factor();
+        let found: Vec<u64> = sums.iter().map(|x| x.to_bits()).collect();
+        sums.fill(0.0);
+        found
+    });
+    passes.collect()
+}
+
+/// As several processes compute: each its own rows. The other rows' sums are zero.
+#[test]
+fn own_rows_have_the_bits_of_all() {
+    let (short, long) = (skewed(&[20_000, 50, 9000, 2], 60_000), tensor());
+    let kinds =
+        [(&short, Kind::Tiled), (&long, Kind::Tiled), (&short, Kind::HocfsCsr), (&short, Kind::Mmcsf)];
+    for (tensor, kind) in kinds {
+        let dir = tempfile::tempdir().unwrap();
+        let store = &packed(tensor, &options(&dir.path().join("s"), kind, SMALL_CHUNKS));
+        store.sys().pool(2).unwrap().install(|| {
+            let alternating = || Mttkrp::alternating(store, 32, 2).unwrap();
+            let wanted = one_mode_at_a_time(store, alternating());
+            for keep in if kind == Kind::Tiled { &[false, true][..] } else { &[false] } {
+                let own = [0, 1].map(|number| {
+                    let op = alternating().with_own_rows(number, 2);
+                    one_mode_at_a_time(store, if *keep { op.keep_mode_sorted(store).unwrap() } else { op })
+                });
+                for (pass, wanted) in wanted.iter().enumerate() {
+                    for (row, wanted) in wanted.chunks_exact(32).enumerate() {
+                        let mut found = own.each_ref().map(|of| &of[pass][row * 32..][..32]).to_vec();
+                        found.retain(|sums| sums.iter().any(|&x| x != 0));
+                        assert!(found.len() <= 1, "{kind:?}, pass {pass}: row {row} has several owners");
+                        assert!(
+                            found.concat() == wanted || wanted.iter().all(|&x| x == 0),
+                            "{kind:?}, {pass}, {row}"
+                        );
+                    }
+                }
+            }
+        });
+    }
+}
+
 /// One mode at a time, as a decomposition computes them, in both kinds of products.
 #[test]
 fn copies_give_the_bits_of_chunks_one_mode_at_a_time() {
     let dir = tempfile::tempdir().unwrap();
     let tensor = skewed(&[20_000, 50, 9000, 2], 60_000);
     let store = &packed(&tensor, &options(&dir.path().join("s"), Kind::Tiled, SMALL_CHUNKS));
-    let plan = &plan(store, 0, &Limits::default()).unwrap();
-    let factors = || seeded_factors::<f32>(&Sys::default(), &store.manifest().shape, 32, 5).unwrap();
-    let all = |op: Mttkrp<'static, f32>| {
-        let mut backend = HostBackend::for_threads(store, op, 2).unwrap();
-        let mut executor = Executor::new(store, plan, &mut backend).unwrap();
-        backend.op().put(factors());
-        let passes = (0..8).map(|pass| {
-            backend.op().aim(pass % 4, pass < 6);
-            executor.pass(&mut backend, &|_| ()).unwrap();
-            let (sums, _) = backend.op().sums_and_factor();
-            let found: Vec<u64> = sums.iter().map(|x| x.to_bits()).collect();
-            sums.fill(0.0);
-            found
-        });
-        passes.collect::<Vec<_>>()
-    };
     store.sys().pool(2).unwrap().install(|| {
         let alternating = || Mttkrp::alternating(store, 32, 2).unwrap();
+        let all = |op| one_mode_at_a_time(store, op);
         let (chunks, copies) = (all(alternating()), all(alternating().keep_mode_sorted(store).unwrap()));
         assert!(chunks[0] != chunks[4 + 2], "modes differ");
         for (pass, (chunks, copies)) in chunks.iter().zip(&copies).enumerate() {

@@ -9,7 +9,7 @@ use blco::internals::dense::{Matrix, MatrixRef, Precision, Real, seeded_factors}
 use blco::internals::engine::{Device, Engine, Modes};
 use blco::internals::linear::Wide;
 use blco::internals::op::oracle;
-use blco::internals::op::ttm::{FiberRows, FiberSink, Fibers, Oracle, Sorted, is_in_order};
+use blco::internals::op::ttm::{FiberRows, Fibers, Oracle, Sorted, is_in_order};
 use blco::internals::op::ttv::{Along, Merged};
 use blco::internals::pack::Duplicates;
 use blco::internals::random::Counter;
@@ -120,7 +120,7 @@ fn compare<T: Real>(tensor: &Tensor, mode: usize, matrix: &Matrix<T>, found: &Fi
     }
     let shape = Shape::new(&tensor.dims).unwrap();
     let mut oracle = Oracle::new(&mut { tensor }, (&shape, 0), mode, matrix).unwrap();
-    oracle.compare(std::slice::from_ref(found));
+    oracle.compare(found.as_slices());
     let comparison = oracle.finish();
     assert!(comparison.holds && comparison.worst <= 1.0, "{what}: {comparison:?}");
 }
@@ -129,17 +129,16 @@ fn compare<T: Real>(tensor: &Tensor, mode: usize, matrix: &Matrix<T>, found: &Fi
 fn spilled<T: Real>(store: &Store, mode: usize, matrix: &Matrix<T>, vectors: Vectors) -> Fibers<T> {
     let (manifest, dir) = (store.manifest(), tempfile::tempdir().unwrap());
     let mut all = Fibers { coordinates: Vec::new(), values: Vec::new() };
-    let mut sink = |parts: Vec<Fibers<T>>| {
-        for part in parts {
-            all.coordinates.extend(part.coordinates);
-            all.values.extend(part.values);
+    let mut sink = |pieces: &[(&[u32], &[T])]| {
+        for (coordinates, values) in pieces {
+            all.coordinates.extend_from_slice(coordinates);
+            all.values.extend_from_slice(values);
         }
         Ok(())
     };
-    let sink: FiberSink<'_, T> = &mut sink;
     let order = manifest.shape.order();
-    let rows =
-        FiberRows::new(store.sys(), (order, mode), MatrixRef::from(matrix), Some(sink)).with_vectors(vectors);
+    let rows = FiberRows::new(store.sys(), (order, mode), MatrixRef::from(matrix), Some(&mut sink))
+        .with_vectors(vectors);
     let tensor = (&manifest.shape, manifest.nnz);
     let mut op = Sorted::<Wide>::new(store.sys(), tensor, mode, 0, dir.path());
     pass(store, &mut op);

@@ -11,7 +11,7 @@ use crate::dense::{Matrix, Real, RowsFile, factor_axes};
 use crate::engine::{Engine, TtmOutcome, TtmPlan, TtmRequest};
 use crate::error::{Error, Result};
 use crate::op::oracle::Comparison;
-use crate::op::ttm::{FiberSink, Fibers, Oracle, is_in_order};
+use crate::op::ttm::{Oracle, is_in_order};
 use crate::pack::SpillReport;
 use crate::store::Store;
 use crate::stream::PassReport;
@@ -132,16 +132,17 @@ pub(super) fn run<T: Real>(run: &Run, sys: &Sys, engine: &Engine, progress: &Bar
     };
     let mut writer = FibersFiles::of(&outputs, manifest.shape.order(), rank);
     let mut beyond = false;
-    let mut sink = |fibers: Vec<Fibers<T>>| {
+    let mut sink = |pieces: &[(&[u32], &[T])]| {
         if let Some(oracle) = &mut oracle {
-            oracle.compare(&fibers);
+            for &piece in pieces {
+                oracle.compare(piece);
+            }
         }
-        beyond |= fibers.par_iter().any(|fibers| fibers.values.iter().any(|x| !x.widen().is_finite()));
-        writer.as_mut().map_or(Ok(()), |writer| writer.write(&fibers))
+        beyond |= pieces.par_iter().any(|(_, values)| values.iter().any(|x| !x.widen().is_finite()));
+        writer.as_mut().map_or(Ok(()), |writer| writer.write(pieces))
     };
-    let sink: FiberSink<'_, T> = &mut sink;
     let TtmOutcome { fibers, spilled, merge_seconds, passes, spans, uses } =
-        engine.run_ttm(&store, &request, plan, (&matrix).into(), Some(sink))?;
+        engine.run_ttm(&store, &request, plan, (&matrix).into(), Some(&mut sink))?;
     progress.end();
     writer.map_or(Ok(()), FibersFiles::finish)?;
     report.head.used(uses);
@@ -196,11 +197,13 @@ impl<'a, T: Real> FibersFiles<'a, T> {
         })
     }
 
-    fn write(&mut self, fibers: &[Fibers<T>]) -> Result<()> {
-        let coordinates: Vec<&[u32]> = fibers.iter().map(|fibers| &fibers.coordinates[..]).collect();
-        let values: Vec<&[T]> = fibers.iter().map(|fibers| &fibers.values[..]).collect();
-        self.coordinates.append(&coordinates).map_err(|e| e.about(&self.names[0]))?;
-        self.values.append(&values).map_err(|e| e.about(&self.names[1]))
+    /// Both files at once, as a file system writes one piece of a file after the other.
+    fn write(&mut self, pieces: &[(&[u32], &[T])]) -> Result<()> {
+        let (coordinates, values): (Vec<_>, Vec<_>) = pieces.iter().copied().unzip();
+        let (first, second) =
+            rayon::join(|| self.coordinates.append(&coordinates), || self.values.append(&values));
+        first.map_err(|e| e.about(&self.names[0]))?;
+        second.map_err(|e| e.about(&self.names[1]))
     }
 
     fn finish(self) -> Result<()> {

@@ -63,13 +63,14 @@ impl TreeView<'_> {
     ) -> Result<DecodedTile<'b>> {
         let positions = self.positions(t);
         let nnz = positions.len();
-        let mut children: Numbers<u32> = [0; TILE_NNZ];
+        let mut below = Below { nodes: [0; TILE_NNZ], firsts: [0; TILE_NNZ], len: nnz };
+        below.firsts.iter_mut().zip(0..).for_each(|(first, nonzero)| *first = nonzero);
         let leaf = self.order() - 1;
         let column = |level: usize| self.levels().mode(level) * TILE_NNZ;
         let leaves = &mut indices[column(leaf)..][..TILE_NNZ];
-        self.leaves_at(positions, leaves, &mut values[..TILE_NNZ], &mut children)?;
+        self.leaves_at(positions, leaves, &mut values[..TILE_NNZ], &mut below.nodes)?;
         for level in (0..leaf).rev() {
-            self.climb(level, &mut indices[column(level)..][..nnz], &mut children[..nnz])?;
+            self.climb(level, &mut indices[column(level)..][..nnz], &mut below)?;
         }
         let mut tile =
             DecodedTile { nnz, low: [0; ORDER_MAX], high: [0; ORDER_MAX], indices: &[], values: &[] };
@@ -129,29 +130,62 @@ impl TreeView<'_> {
         if done == positions.len() { Ok(()) } else { Err(self.damaged(self.order() - 1, tile)) }
     }
 
-    /// Replaces nodes of the level below, in ascending order, by their parents in `level`, and gives their indices.
+    /// Replaces nodes of the level below by their parents in `level`, and gives each nonzero the index of its own.
     #[inline(always)]
-    fn climb(&self, level: usize, indices: &mut [u32], children: &mut [u32]) -> Result<()> {
-        let mut nodes = Nodes::default();
-        let Some(&first) = children.first() else { return Ok(()) };
-        let mut node = self.parent(level, first, &mut nodes)?;
-        for (index, child) in indices.iter_mut().zip(children) {
-            while *child >= nodes.starts[node % TILE_NNZ + 1] {
-                node += 1;
-                if node.is_multiple_of(TILE_NNZ) {
-                    if node >= self.level_nodes(level) {
-                        return Err(self.damaged(level, node / TILE_NNZ));
-                    }
-                    self.nodes(level, node / TILE_NNZ, &mut nodes)?;
-                } else if node >= self.level_nodes(level) {
-                    return Err(self.damaged(level, node / TILE_NNZ));
-                }
-            }
-            *index = nodes.indices[node % TILE_NNZ];
-            *child = u32::try_from(node).unwrap_or(u32::MAX);
+    fn climb(&self, level: usize, indices: &mut [u32], below: &mut Below) -> Result<()> {
+        /// Most nodes have no more nonzeros, so that writing so many takes no branch; the next node overwrites the rest.
+        const FEW: usize = 16;
+        let Below { nodes: children, firsts, len } = below;
+        let (first, all) = (children[0], *len);
+        if all == 0 {
+            return Ok(());
         }
+        let mut nodes = Nodes::default();
+        let mut node = self.parent(level, first, &mut nodes)?;
+        let mut column = [0; TILE_NNZ + FEW];
+        let (mut child, mut from) = (0, 0);
+        *len = 0;
+        loop {
+            let end = nodes.starts[node % TILE_NNZ + 1];
+            // Nodes are consecutive; slots are not where there is padding.
+            let mut next = (end.saturating_sub(first) as usize).min(all);
+            if next < all && children[next] != end || next == all && children[all - 1] >= end {
+                next = child + children[child..all].partition_point(|&child| child < end);
+            }
+            if next > child {
+                let to = if next < all { usize::from(firsts[next]) } else { indices.len() };
+                let index = nodes.indices[node % TILE_NNZ];
+                column[from..from + FEW].fill(index);
+                if to - from > FEW {
+                    column[from + FEW..to].fill(index);
+                }
+                children[*len] = u32::try_from(node).unwrap_or(u32::MAX);
+                firsts[*len] = u16::try_from(from).unwrap_or(u16::MAX);
+                *len += 1;
+                (child, from) = (next, to);
+            }
+            if child == all {
+                break;
+            }
+            node += 1;
+            if node >= self.level_nodes(level) {
+                return Err(self.damaged(level, node / TILE_NNZ));
+            }
+            if node.is_multiple_of(TILE_NNZ) {
+                self.nodes(level, node / TILE_NNZ, &mut nodes)?;
+            }
+        }
+        indices.copy_from_slice(&column[..indices.len()]);
         Ok(())
     }
+}
+
+/// Nodes of a level that have nonzeros in a tile, ascending.
+struct Below {
+    nodes: Numbers<u32>,
+    /// The first nonzero of each.
+    firsts: Numbers<u16>,
+    len: usize,
 }
 
 /// The state of a walk over the nodes of one level: the index of each ancestor.

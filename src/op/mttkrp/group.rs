@@ -4,7 +4,7 @@
 
 use super::kernel::{self, Shared, Single};
 use super::path::{Path, Walked};
-use super::rows::{AHEAD, AlignedRows, Ids, RowMap, touch};
+use super::rows::{AHEAD, AlignedRows, Ids, OwnNonzeros, OwnRows, RowMap, touch};
 use crate::backend::host::Tiles;
 use crate::dense::{MatrixRef, Real};
 use crate::encoding::TILE_NNZ;
@@ -135,7 +135,7 @@ impl Group {
 
     /// Bytes of such a group.
     pub fn bytes(slots: &[usize], stride: usize, levels: Option<usize>) -> u64 {
-        let path = levels.map_or(0, |levels| Path::bytes(levels, stride));
+        let path = Path::bytes(levels.unwrap_or(0), stride);
         let mode = |&slots: &usize| AlignedRows::<f64>::bytes(slots * stride) + 6 * slots as u64 + path;
         slots.iter().map(mode).sum()
     }
@@ -201,6 +201,8 @@ pub struct Inputs<'a, T> {
     pub tree: Option<ModeOrder>,
     /// Whether groups end here.
     pub ends: bool,
+    /// The rows of a single mode that are computed.
+    pub own: OwnRows,
 }
 
 /// Adds a group's nonzeros from a batch to its slots and its copy.
@@ -225,6 +227,16 @@ impl<T: Real> pulp::WithSimd for GroupWork<'_, T> {
         for t in self.group.tiles.clone() {
             let tile = self.inputs.batch.tile(t);
             self.group.nnz += tile.nnz;
+            let own_nonzeros;
+            let tile = if self.inputs.own.is_all() {
+                tile
+            } else {
+                own_nonzeros = OwnNonzeros::of(&tile, self.inputs.modes[0].0, self.inputs.own);
+                own_nonzeros.tile()
+            };
+            if tile.nnz == 0 {
+                continue;
+            }
             self.find_slots(&tile);
             match self.inputs.tree {
                 Some(levels) => self.walk_each(simd, &tile, levels),

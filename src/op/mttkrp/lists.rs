@@ -10,7 +10,7 @@
 //! added to the row in order.
 
 use super::kernel::{self, Single};
-use super::rows::{AHEAD, touch};
+use super::rows::{AHEAD, OwnRows, touch};
 use crate::backend::host::Tiles;
 use crate::dense::{MatrixRef, Real};
 use crate::encoding::TILE_NNZ;
@@ -58,6 +58,8 @@ pub trait RowProduct: Copy + Send + Sync {
 pub struct Stretch {
     order: usize,
     nnz: usize,
+    /// The rows that get their nonzeros.
+    pub own: OwnRows,
     /// By tile and mode.
     indices: Vec<u32>,
     values: Vec<f64>,
@@ -117,6 +119,7 @@ impl Stretch {
         Ok(Self {
             order,
             nnz: 0,
+            own: OwnRows::ALL,
             indices: sys.vec(0, stretch * order)?,
             values: sys.vec(0.0, stretch)?,
             bounds: vec![(u32::MAX, 0); order],
@@ -216,8 +219,10 @@ impl Stretch {
 
     /// Sorts every portion by blocks of rows of `mode`.
     fn sort(&mut self, mode: usize) -> Vec<RowBlock> {
-        let Self { order, nnz, indices, values, bounds, portions, totals, block_of, .. } = self;
-        let (order, nnz, (low, high)) = (*order, *nnz, bounds[mode]);
+        /// Where the nonzeros of other rows go. If a portion has any, its own ones do not reach this place.
+        const NOWHERE: u16 = (1 << PORTION_NNZ.ilog2()) - 1;
+        let Self { order, nnz, own, indices, values, bounds, portions, totals, block_of, .. } = self;
+        let (order, nnz, own, (low, high)) = (*order, *nnz, *own, bounds[mode]);
         let shift = (u32::BITS - (high - low).leading_zeros()).saturating_sub(RANGES.ilog2());
         let ranges = ((high - low) >> shift) as usize + 1;
         let range_of = |row: u32| ((row - low) >> shift) as usize % RANGES;
@@ -234,7 +239,7 @@ impl Stretch {
             portion.counts[..ranges].fill(0);
             for (indices, values) in tiles_of(s) {
                 for &row in &indices[mode * TILE_NNZ..][..values.len()] {
-                    portion.counts[range_of(row)] += 1;
+                    portion.counts[range_of(row)] += u16::from(own.has(row));
                 }
             }
         });
@@ -256,8 +261,11 @@ impl Stretch {
             }
             for (indices, values) in tiles_of(s) {
                 let column = |m: usize| &indices[m * TILE_NNZ..][..values.len()];
-                let mut at = [0; TILE_NNZ];
+                let mut at = [NOWHERE; TILE_NNZ];
                 for ((at, &row), value) in at.iter_mut().zip(column(mode)).zip(values) {
+                    if !own.has(row) {
+                        continue;
+                    }
                     let block = block_of[range_of(row)] as usize;
                     *at = ends[block];
                     ends[block] += 1;

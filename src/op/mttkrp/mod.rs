@@ -44,7 +44,7 @@ use lists::Stretch;
 use mode_sorted::{Gathered, ModeSorted};
 use queue::{OrderedCommit, Shift, WorkQueue, Workspace};
 use rayon::prelude::*;
-use rows::AlignedRows;
+use rows::{AlignedRows, OwnRows};
 use std::sync::PoisonError;
 
 /// Tiles of a group. Groups are cut by position in the store.
@@ -88,6 +88,8 @@ struct Scratch<T: Clone> {
     stretch: Option<Stretch>,
     /// Whether products of a single mode are in f64 whatever the factors are in.
     wide: bool,
+    /// The rows that are computed if modes are computed one at a time.
+    own: OwnRows,
     /// The factors of modes with copies, aligned, if all modes are computed.
     aligned: Vec<AlignedRows<T>>,
     /// Copies of the results of short modes, by mode in each. A group in work alone locks one.
@@ -106,6 +108,14 @@ struct Scratch<T: Clone> {
     trees: Vec<Option<ModeOrder>>,
     /// The current partition.
     part: usize,
+}
+
+impl<T: Clone> Scratch<T> {
+    /// The rows whose nonzeros are taken from tiles, except for lists. Where one partition's tree ends and another's begins, which nodes
+    /// meet depends on all nonzeros: these are all multiplied then, and other rows' sums discarded.
+    fn own_in_tiles(&self) -> OwnRows {
+        if self.trees.len() > 1 && has_trees(&self.trees) { OwnRows::ALL } else { self.own }
+    }
 }
 
 /// What later passes keep of a store.
@@ -446,6 +456,7 @@ impl<'a, T: Real> Mttkrp<'a, T> {
             all: room.all,
             stretch: room.listed.map(|(order, nnz)| Stretch::new(sys, order, nnz, rank)).transpose()?,
             wide: false,
+            own: OwnRows::ALL,
             aligned: Vec::new(),
             copies: (0..COPIES).map(copies).collect::<Result<_>>()?,
             workspaces: (0..room.workspaces).map(workspace).collect::<Result<_>>()?,
@@ -466,7 +477,8 @@ impl<'a, T: Real> Mttkrp<'a, T> {
         if has_trees(&self.scratch.trees) {
             return Ok(self);
         }
-        let gathered = Gathered::new(store.sys(), store.manifest().shape.dims(), store.manifest().nnz)?;
+        let (dims, nnz) = (store.manifest().shape.dims(), store.manifest().nnz);
+        let gathered = Gathered::new(store.sys(), dims, nnz, self.scratch.own)?;
         self.with_kept(store, Kept::Gathered(gathered))
     }
 
@@ -495,12 +507,25 @@ impl<'a, T: Real> Mttkrp<'a, T> {
         Ok(mttkrp)
     }
 
+    /// Computes only a part of each mode's rows, with the same bits; the others' sums are zero. All `count` operations on the same
+    /// store, from number 0, compute each row once. Call it before [`Mttkrp::keep_mode_sorted`].
+    #[must_use]
+    pub fn with_own_rows(self, number: usize, count: usize) -> Self {
+        self.with_own(OwnRows::new(number, count))
+    }
+
+    fn with_own(mut self, own: OwnRows) -> Self {
+        self.scratch.own = own;
+        self.scratch.stretch.iter_mut().for_each(|stretch| stretch.own = own);
+        self
+    }
+
     /// One of [`Mttkrp::alternating`] for factors of another rank, at most that of the first. Mode-sorted copies stay
     /// unless a mode's order of additions depends on the rank; then the next pass builds them again.
     pub fn with_rank(self, store: &Store, rank: usize, threads: usize) -> Result<Mttkrp<'static, T>> {
-        let vectors = self.scratch.vectors;
+        let Scratch { vectors, own, .. } = self.scratch;
         let (kept, kept_rank, in_turn) = self.into_kept();
-        let mut made = Mttkrp::alternating(store, rank, threads)?.with_vectors(vectors);
+        let mut made = Mttkrp::alternating(store, rank, threads)?.with_vectors(vectors).with_own(own);
         made.scratch.kept_rank = kept_rank;
         match kept {
             Kept::Nothing => Ok(made),
@@ -656,13 +681,14 @@ impl<T: Real> Mttkrp<'_, T> {
     /// Closes the open nodes of an incomplete group.
     fn close_open_group(&mut self) {
         let factors = &self.factors.views();
-        let Scratch { rank, stride, vectors, modes, wide, copies, open, trees, part, .. } = &mut self.scratch;
+        let Scratch { rank, stride, vectors, modes, wide, own, copies, open, trees, part, .. } =
+            &mut self.scratch;
         let (Some((group, tables)), tree @ Some(_)) = (open, trees[*part]) else { return };
         group.tiles = 0..0;
         let batch = &Tiles::none(factors.len());
-        let (rank, stride, wide) = (*rank, *stride, *wide);
+        let (rank, stride, wide, own) = (*rank, *stride, *wide, *own);
         let (aligned, all, ends) = (&[][..], false, true);
-        let inputs = Inputs { batch, factors, aligned, rank, stride, modes, all, wide, tree, ends };
+        let inputs = Inputs { batch, factors, aligned, rank, stride, modes, all, wide, tree, ends, own };
         #[expect(clippy::cast_possible_truncation, reason = "less than COPIES")]
         let copy = copies[(group.number % COPIES as u64) as usize].get_mut();
         let copy = copy.unwrap_or_else(PoisonError::into_inner);
@@ -698,6 +724,7 @@ impl<T: Real> HostOp for Mttkrp<'_, T> {
         let groups = group_of(0)..group_of(batch.tiles() - 1) + 1;
         // Left by a pass that ended early.
         let tree = self.scratch.trees[self.scratch.part];
+        let own = self.scratch.own_in_tiles();
         let Scratch { rank, stride, vectors, modes, all, wide, aligned, copies, workspaces, open, .. } =
             &mut self.scratch;
         workspaces.extend(open.take_if(|(group, _)| group.number != groups.start));
@@ -708,7 +735,7 @@ impl<T: Real> HostOp for Mttkrp<'_, T> {
         let (rank, stride, all, wide) = (*rank, *stride, *all, *wide);
         let factors = &self.factors.views();
         let ends = false;
-        let inputs = Inputs { batch, factors, aligned, rank, stride, modes, all, wide, tree, ends };
+        let inputs = Inputs { batch, factors, aligned, rank, stride, modes, all, wide, tree, ends, own };
         let first = groups.start;
         let threads = workspaces.len() + usize::from(open.is_some());
         let results = self.results.iter_mut().zip(&*modes).map(|(result, &(_, strategy))| {
@@ -753,6 +780,11 @@ impl<T: Real> HostOp for Mttkrp<'_, T> {
                 });
                 add_up(result.sums_mut(rank), copies, rank, stride);
             }
+        }
+        let own = scratch.own;
+        if !own.is_all() && scratch.own_in_tiles().is_all() {
+            let rows = (0..).zip(self.results[0].sums_mut(rank).chunks_exact_mut(rank));
+            rows.filter(|&(row, _)| !own.has(row)).for_each(|(_, sums)| sums.fill(0.0));
         }
         self.build_mode_sorted()
     }

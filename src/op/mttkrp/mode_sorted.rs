@@ -15,7 +15,7 @@ use super::GROUP_NNZ;
 use super::group::{COPIES, Strategy};
 use super::kernel::{self, RowRun, RunList, Single, prefetch};
 use super::lists::{CACHED_BYTES, Inputs, PIECE_NNZ, STRETCH_NNZ};
-use super::rows::AHEAD;
+use super::rows::{AHEAD, OwnRows};
 use crate::backend::host::Tiles;
 use crate::dense::Real;
 use crate::error::{Error, Result};
@@ -51,6 +51,8 @@ const WINDOW: usize = 4;
 pub struct Gathered {
     sys: Sys,
     dims: Vec<u32>,
+    /// The rows whose nonzeros are sorted.
+    own: OwnRows,
     /// The expected number of nonzeros, and the number so far.
     nnz_all: usize,
     nnz: usize,
@@ -61,12 +63,13 @@ pub struct Gathered {
 }
 
 impl Gathered {
-    /// Room for the `nnz` nonzeros of a tensor.
-    pub fn new(sys: &Sys, dims: &[u32], nnz: u64) -> Result<Self> {
+    /// Room for the `nnz` nonzeros of a tensor, of which copies get those in own rows.
+    pub fn new(sys: &Sys, dims: &[u32], nnz: u64, own: OwnRows) -> Result<Self> {
         let nnz = usize::try_from(nnz).unwrap_or(usize::MAX);
         let sheet = |s: usize| sys.page_buf((nnz - s * SHEET_NNZ).min(SHEET_NNZ) * 4 * (dims.len() + 2));
         let sheets = (0..nnz.div_ceil(SHEET_NNZ)).into_par_iter().map(sheet).collect::<Result<_>>()?;
-        Ok(Self { sys: sys.clone(), dims: dims.to_vec(), nnz_all: nnz, nnz: 0, is_over: false, sheets })
+        let (sys, dims) = (sys.clone(), dims.to_vec());
+        Ok(Self { sys, dims, own, nnz_all: nnz, nnz: 0, is_over: false, sheets })
     }
 
     /// Discards the nonzeros.
@@ -254,7 +257,7 @@ impl ModeSorted {
         strategy: Strategy,
         rank: usize,
     ) -> Result<Self> {
-        let (sys, order, width) = (&gathered.sys, gathered.dims.len(), gathered.width());
+        let (sys, order, width, own) = (&gathered.sys, gathered.dims.len(), gathered.width(), gathered.own);
         let (rows, threads) = (gathered.dims[mode] as usize, rayon::current_num_threads());
         // Nonzeros of each row, then the block of each.
         let of_row: Vec<AtomicU32> = sys.par_vec(rows, |_| AtomicU32::new(0))?;
@@ -266,7 +269,7 @@ impl ModeSorted {
                     of_row[row as usize].fetch_add(nnz, Ordering::Relaxed);
                     (row, nnz) = (entry[mode], 0);
                 }
-                nnz += 1;
+                nnz += u32::from(own.has(row));
             }
             of_row[row as usize].fetch_add(nnz, Ordering::Relaxed);
         });
@@ -280,14 +283,17 @@ impl ModeSorted {
             ends.clear();
             sys.reserve(ends, blocks.len(), blocks.len())?;
             ends.resize(blocks.len(), 0);
-            entries.chunks_exact(width).for_each(|entry| ends[block_of(entry)] += 1);
+            entries
+                .chunks_exact(width)
+                .for_each(|entry| ends[block_of(entry)] += u32::from(own.has(entry[mode])));
             let mut end = 0;
             for of_block in &mut *ends {
                 (*of_block, end) = (end, end + *of_block);
             }
-            sys.reserve(places, entries.len() / width, SHEET_NNZ)?;
-            places.resize(entries.len() / width, 0);
-            for (position, entry) in ((s * SHEET_NNZ) as u64..).zip(entries.chunks_exact(width)) {
+            sys.reserve(places, end as usize, SHEET_NNZ)?;
+            places.resize(end as usize, 0);
+            let entries = ((s * SHEET_NNZ) as u64..).zip(entries.chunks_exact(width));
+            for (position, entry) in entries.filter(|(_, entry)| own.has(entry[mode])) {
                 let at = &mut ends[block_of(entry)];
                 places[*at as usize] = u64::from(entry[mode]) << 32 | position;
                 *at += 1;

@@ -11,7 +11,8 @@
 //! nonzero therefore takes part in fewer additions than its row has nonzeros. The product of a leaf is in the precision
 //! of the factors (in f64 with `wide`); all others are in f64.
 
-use super::rows::{AHEAD, touch};
+use super::kernel::prefetch;
+use super::rows::{AHEAD, AlignedRows};
 use crate::dense::{MatrixRef, Real};
 use crate::encoding::TILE_NNZ;
 use crate::error::Result;
@@ -20,11 +21,11 @@ use crate::shape::{ModeOrder, ORDER_MAX};
 use crate::sys::Sys;
 use pulp::Simd;
 
-/// Factors with more bytes than this have rows that are touched before they are used.
+/// Factors with more bytes than this have rows that are prefetched: a core's cache may not hold them.
 const FAR_BYTES: usize = 1 << 20;
 
 /// The state of a group's walk for one mode.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Path {
     /// The order of modes that it follows; `None` if no node is open.
     levels: Option<ModeOrder>,
@@ -35,9 +36,9 @@ pub struct Path {
     /// Whether the open fiber has a sum that is not added to what is above yet: it may go on in the next tile.
     waits: bool,
     /// For each level, the sum below its open node; 0 above the mode's level.
-    below: Vec<f64>,
+    below: AlignedRows<f64>,
     /// For each level above the mode's, the product of the rows of its open node and its ancestors.
-    above: Vec<f64>,
+    above: AlignedRows<f64>,
 }
 
 /// The inputs of a walk.
@@ -53,22 +54,35 @@ pub struct Walked<'a, T> {
     pub wide: bool,
 }
 
-impl<T: Real> Walked<'_, T> {
-    /// The level of the mode.
-    fn target(&self) -> usize {
-        let at = self.levels.modes().iter().position(|&mode| usize::from(mode) == self.mode);
-        at.expect("an order names all modes")
-    }
+/// The same by level.
+struct Levels<'a, T> {
+    /// The level of the mode, and that of fibers.
+    target: usize,
+    fibers: usize,
+    factors: [&'a [T]; ORDER_MAX],
+    columns: [&'a [u32]; ORDER_MAX],
+    rank: usize,
+    stride: usize,
+    wide: bool,
+}
 
-    /// The level of fibers.
-    fn fibers(&self) -> usize {
-        self.levels.modes().len() - 2
+impl<'a, T: Real> Levels<'a, T> {
+    /// Of `walked`, and of a tile's columns.
+    #[inline(always)]
+    fn new(walked: &Walked<'a, T>, column: impl Fn(usize) -> &'a [u32]) -> Self {
+        let Walked { levels, mode, factors: of_modes, rank, stride, wide } = *walked;
+        let modes = levels.modes();
+        let target = modes.iter().position(|&at| usize::from(at) == mode).expect("an order names all modes");
+        let (mut factors, mut columns) = ([&[][..]; ORDER_MAX], [&[][..]; ORDER_MAX]);
+        for (level, &mode) in modes.iter().enumerate() {
+            (factors[level], columns[level]) = (of_modes[usize::from(mode)].data(), column(mode.into()));
+        }
+        Self { target, fibers: modes.len() - 2, factors, columns, rank, stride, wide }
     }
 
     #[inline(always)]
-    fn row(&self, level: usize, index: u32) -> &[T] {
-        let factor = &self.factors[self.levels.mode(level)];
-        &factor.data()[index as usize * self.rank..][..self.rank]
+    fn row(&self, level: usize, index: u32) -> &'a [T] {
+        &self.factors[level][index as usize * self.rank..][..self.rank]
     }
 }
 
@@ -76,18 +90,21 @@ impl Path {
     /// For tensors of `order` with rows of `stride` elements; empty unless `is_used`.
     pub fn new(sys: &Sys, order: usize, stride: usize, is_used: bool) -> Result<Self> {
         let elements = if is_used { order * stride } else { 0 };
-        Ok(Self { below: sys.vec(0.0, elements)?, above: sys.vec(0.0, elements)?, ..Self::default() })
+        let (mut below, mut above) = (AlignedRows::new(sys, elements)?, AlignedRows::new(sys, elements)?);
+        below.grow(elements);
+        above.grow(elements);
+        Ok(Self { levels: None, at: [0; ORDER_MAX], place: 0, waits: false, below, above })
     }
 
-    /// Bytes of a walk in use.
+    /// Its bytes; `order` is 0 if it is not used.
     pub fn bytes(order: usize, stride: usize) -> u64 {
-        (2 * order * stride * size_of::<f64>()) as u64
+        2 * AlignedRows::<f64>::bytes(order * stride)
     }
 
     /// Discards the rest of a pass that ended early.
     pub fn forget(&mut self) {
         if self.levels.take().is_some() {
-            self.below.fill(0.0);
+            self.below.data_mut().fill(0.0);
             self.waits = false;
         }
     }
@@ -105,37 +122,48 @@ impl Path {
         if self.levels.is_some_and(|levels| levels != walked.levels) {
             self.close(walked.factors, walked, sums);
         }
-        let (target, fibers) = (walked.target(), walked.fibers());
-        let firsts = self.firsts(walked, tile);
-        let leaf_mode = walked.levels.mode(fibers + 1);
-        let (indices, factor) = (tile.column(leaf_mode), walked.factors[leaf_mode].data());
-        // Rows that a core's cache holds need not be touched.
-        let far = target <= fibers && size_of_val(factor) > FAR_BYTES;
-        let (mut i, mut touched) = (0, 0);
-        while i < tile.nnz {
+        let nnz = tile.nnz;
+        let is_open = self.levels.replace(walked.levels).is_some();
+        let walked = &Levels::new(walked, |mode| tile.column(mode));
+        let &Levels { target, fibers, .. } = walked;
+        let firsts = self.firsts(walked, is_open, nnz);
+        let (indices, factor) = (walked.columns[fibers + 1], walked.factors[fibers + 1]);
+        let is_far = |level: &usize| *level != target && size_of_val(walked.factors[*level]) > FAR_BYTES;
+        let leaves_ahead = if is_far(&(fibers + 1)) { &indices[..nnz] } else { &[] };
+        let nodes_ahead = (0..=fibers).any(|level| is_far(&level));
+        for &index in leaves_ahead.iter().take(AHEAD) {
+            prefetch(&factor[index as usize * walked.rank..][..walked.rank]);
+        }
+        let (mut i, mut fetched) = (0, 0);
+        while i < nnz {
             let first = usize::from(firsts[i]);
             if first <= fibers {
-                if self.levels.is_some() {
+                if i > 0 || is_open {
                     self.leave(walked, first.max(target), sums);
                 }
-                self.enter(walked, tile, first, i, places[i]);
+                self.enter(walked, first, i, places[i]);
             }
-            if far && i >= touched {
-                let ahead = i..(i + AHEAD).min(tile.nnz);
-                touched = ahead.end;
-                touch(factor, &indices[ahead], walked.rank);
-            }
-            let run =
-                firsts[i + 1..tile.nnz].iter().take_while(|&&first| usize::from(first) > fibers).count();
+            let run = firsts[i + 1..nnz].iter().take_while(|&&first| usize::from(first) > fibers).count();
             let of = i..i + 1 + run;
-            let leaves = Leaves { values: &tile.values[of.clone()], indices: &indices[of.clone()], factor };
+            if nodes_ahead {
+                let end = (of.end + AHEAD).min(nnz);
+                for (k, &first) in (fetched..).zip(&firsts[fetched..end]) {
+                    for level in (usize::from(first)..=fibers).filter(is_far) {
+                        prefetch(walked.row(level, walked.columns[level][k]));
+                    }
+                }
+                fetched = end;
+            }
+            let ahead = leaves_ahead.get(i + AHEAD..).unwrap_or(&[]);
+            let leaves =
+                Leaves { values: &tile.values[of.clone()], indices: &indices[of.clone()], ahead, factor };
             if target > fibers {
-                let product = &self.above[fibers * walked.stride..][..walked.rank];
+                let product = &self.above.data()[fibers * walked.stride..][..walked.rank];
                 for (&value, &place) in leaves.values.iter().zip(&places[of.clone()]) {
                     add_times(simd, &mut sums[place as usize * walked.stride..], product, value);
                 }
             } else {
-                self.fiber(simd, walked, &leaves, of.end < tile.nnz, sums);
+                self.fiber(simd, walked, &leaves, of.end < nnz, sums);
             }
             i = of.end;
         }
@@ -146,7 +174,7 @@ impl Path {
     fn fiber<T: Real, S: Simd>(
         &mut self,
         simd: S,
-        walked: &Walked<'_, T>,
+        walked: &Levels<'_, T>,
         leaves: &Leaves<'_, T>,
         ends: bool,
         sums: &mut [f64],
@@ -175,14 +203,14 @@ impl Path {
     fn columns<T: Real, S: Simd, const N: usize>(
         &mut self,
         simd: S,
-        walked: &Walked<'_, T>,
+        walked: &Levels<'_, T>,
         leaves: &Leaves<'_, T>,
         (at, length): (usize, usize),
         ends: bool,
         sums: &mut [f64],
     ) {
-        let (target, fibers, stride) = (walked.target(), walked.fibers(), walked.stride);
-        let (up, below) = self.below.split_at_mut(fibers * stride);
+        let &Levels { target, fibers, stride, .. } = walked;
+        let (up, below) = self.below.data_mut().split_at_mut(fibers * stride);
         let below = &mut below[at..][..length];
         let mut sum = [0.0; N];
         let sum = &mut sum[..length];
@@ -207,7 +235,7 @@ impl Path {
             if fibers == 0 {
                 total.iter_mut().zip(sum).for_each(|(total, x)| *total += *x);
             } else {
-                add_products(simd, total, sum, &self.above[(fibers - 1) * stride + at..][..length]);
+                add_products(simd, total, sum, &self.above.data()[(fibers - 1) * stride + at..][..length]);
             }
         }
     }
@@ -215,18 +243,18 @@ impl Path {
     /// For each nonzero, the first level at which it differs from the previous one; the leaf level if none
     /// does.
     #[inline(always)]
-    fn firsts<T: Real>(&self, walked: &Walked<'_, T>, tile: &DecodedTile<'_>) -> [u8; TILE_NNZ] {
-        let fibers = walked.fibers();
+    fn firsts<T: Real>(&self, walked: &Levels<'_, T>, is_open: bool, nnz: usize) -> [u8; TILE_NNZ] {
+        let fibers = walked.fibers;
         let mut firsts = [u8::MAX; TILE_NNZ];
         let mut first = usize::from(u8::MAX);
         for level in (0..=fibers).rev() {
-            let column = tile.column(walked.levels.mode(level));
+            let column = &walked.columns[level][..nnz];
             #[expect(clippy::cast_possible_truncation, reason = "at most 8 levels")]
             let number = level as u8;
             for ((first, before), index) in firsts[1..].iter_mut().zip(column).zip(&column[1..]) {
                 *first = if before == index { *first } else { number };
             }
-            if self.levels.is_none() || column[0] != self.at[level] {
+            if !is_open || column[0] != self.at[level] {
                 first = level;
             }
         }
@@ -236,25 +264,25 @@ impl Path {
 
     /// Closes the nodes of all levels from the fibers' up to `last`, which is at or below the mode's.
     #[inline(always)]
-    fn leave<T: Real>(&mut self, walked: &Walked<'_, T>, last: usize, sums: &mut [f64]) {
-        let (target, stride, rank) = (walked.target(), walked.stride, walked.rank);
+    fn leave<T: Real>(&mut self, walked: &Levels<'_, T>, last: usize, sums: &mut [f64]) {
+        let &Levels { target, stride, rank, .. } = walked;
         // The sums of fibers that ended in a tile were added there.
-        let ends = walked.fibers() + usize::from(self.waits);
+        let ends = walked.fibers + usize::from(self.waits);
         for level in (last..ends).rev() {
             if level == target {
                 let sum = &mut sums[self.place as usize * stride..][..rank];
-                let below = &mut self.below[level * stride..][..rank];
+                let below = &mut self.below.data_mut()[level * stride..][..rank];
                 if level == 0 {
                     sum.iter_mut().zip(below).for_each(|(sum, x)| *sum += std::mem::take(x));
                 } else {
-                    let above = &self.above[(level - 1) * stride..][..rank];
+                    let above = &self.above.data()[(level - 1) * stride..][..rank];
                     for ((sum, x), product) in sum.iter_mut().zip(below).zip(above) {
                         *sum += std::mem::take(x) * product;
                     }
                 }
             } else {
                 let row = walked.row(level, self.at[level]);
-                let (up, below) = self.below[(level - 1) * stride..].split_at_mut(stride);
+                let (up, below) = self.below.data_mut()[(level - 1) * stride..].split_at_mut(stride);
                 for ((sum, x), factor) in up[..rank].iter_mut().zip(&mut below[..rank]).zip(row) {
                     *sum += std::mem::take(x) * factor.widen();
                 }
@@ -265,21 +293,13 @@ impl Path {
 
     /// Opens the nodes of nonzero `i` in all levels from `first` to the fibers'.
     #[inline(always)]
-    fn enter<T: Real>(
-        &mut self,
-        walked: &Walked<'_, T>,
-        tile: &DecodedTile<'_>,
-        first: usize,
-        i: usize,
-        place: u32,
-    ) {
-        let (target, stride, rank) = (walked.target(), walked.stride, walked.rank);
-        self.levels = Some(walked.levels);
-        for level in first..=walked.fibers() {
-            self.at[level] = tile.column(walked.levels.mode(level))[i];
+    fn enter<T: Real>(&mut self, walked: &Levels<'_, T>, first: usize, i: usize, place: u32) {
+        let &Levels { target, stride, rank, .. } = walked;
+        for level in first..=walked.fibers {
+            self.at[level] = walked.columns[level][i];
             if level < target {
                 let row = walked.row(level, self.at[level]);
-                let (before, above) = self.above.split_at_mut(level * stride);
+                let (before, above) = self.above.data_mut().split_at_mut(level * stride);
                 let above = &mut above[..rank];
                 if level == 0 {
                     above.iter_mut().zip(row).for_each(|(product, factor)| *product = factor.widen());
@@ -298,12 +318,11 @@ impl Path {
     /// Ends the walk: adds the open node's sum to its row.
     #[inline(always)]
     pub fn close<T: Real>(&mut self, factors: &[MatrixRef<'_, T>], walked: &Walked<'_, T>, sums: &mut [f64]) {
-        let Some(levels) = self.levels else { return };
-        let walked = Walked { levels, factors, ..*walked };
-        if walked.target() <= walked.fibers() {
-            self.leave(&walked, walked.target(), sums);
+        let Some(levels) = self.levels.take() else { return };
+        let walked = Levels::new(&Walked { levels, factors, ..*walked }, |_| &[]);
+        if walked.target <= walked.fibers {
+            self.leave(&walked, walked.target, sums);
         }
-        self.levels = None;
     }
 }
 
@@ -335,16 +354,27 @@ fn add_times<S: Simd>(simd: S, total: &mut [f64], x: &[f64], by: f64) {
 struct Leaves<'a, T> {
     values: &'a [f64],
     indices: &'a [u32],
+    /// The indices of the leaves to prefetch meanwhile, if the factor is far.
+    ahead: &'a [u32],
     factor: &'a [T],
 }
 
 impl<T: Real> Leaves<'_, T> {
+    /// Prefetches `length` columns from `at` on of the leaf that comes [`AHEAD`] leaves after leaf `i`.
+    #[inline(always)]
+    fn fetch(&self, i: usize, rank: usize, at: usize, length: usize) {
+        if let Some(&next) = self.ahead.get(i) {
+            prefetch(&self.factor[next as usize * rank + at..][..length]);
+        }
+    }
+
     /// Adds each value times the columns of its row from `at` on to `sum`.
     #[inline(always)]
     fn add<S: Simd>(&self, simd: S, rank: usize, at: usize, sum: &mut [f64]) {
         let lanes = size_of::<T::Vector<S>>() / size_of::<T>();
         let vectors = sum.len() / lanes;
-        for (&value, &index) in self.values.iter().zip(self.indices) {
+        for (i, (&value, &index)) in self.values.iter().zip(self.indices).enumerate() {
+            self.fetch(i, rank, at, sum.len());
             let row = &self.factor[index as usize * rank + at..][..sum.len()];
             let (value, wide) = (T::nearest(value), T::vectors::<S>(row));
             let splat = T::splat(simd, value);
@@ -360,7 +390,8 @@ impl<T: Real> Leaves<'_, T> {
     /// The same with products in f64.
     #[inline(always)]
     fn add_wide(&self, rank: usize, at: usize, sum: &mut [f64]) {
-        for (&value, &index) in self.values.iter().zip(self.indices) {
+        for (i, (&value, &index)) in self.values.iter().zip(self.indices).enumerate() {
+            self.fetch(i, rank, at, sum.len());
             let row = &self.factor[index as usize * rank + at..][..sum.len()];
             sum.iter_mut().zip(row).for_each(|(sum, x)| *sum += value * x.widen());
         }

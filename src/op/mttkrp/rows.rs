@@ -6,6 +6,8 @@ use super::kernel::LINE_BYTES;
 use crate::dense::{MatrixRef, Real};
 use crate::encoding::TILE_NNZ;
 use crate::error::Result;
+use crate::format::DecodedTile;
+use crate::shape::ORDER_MAX;
 use crate::sys::Sys;
 use rayon::prelude::*;
 
@@ -20,6 +22,73 @@ pub type Ids = [u32; TILE_NNZ];
 
 /// How many rows ahead are touched before use.
 pub const AHEAD: usize = 16;
+
+/// The rows of every mode that this operation computes, one of several that divide them. The sums of other rows stay zero. Rows are
+/// divided by a hash, since neighboring rows often have many nonzeros.
+#[derive(Clone, Copy, Debug)]
+pub struct OwnRows {
+    number: u32,
+    count: u32,
+}
+
+impl OwnRows {
+    pub const ALL: Self = Self { number: 0, count: 1 };
+
+    /// Those of number `number` of `count`, at least 1.
+    pub fn new(number: usize, count: usize) -> Self {
+        let [number, count] = [number, count].map(|n| u32::try_from(n).unwrap_or(u32::MAX));
+        Self { number, count }
+    }
+
+    #[inline(always)]
+    pub fn is_all(self) -> bool {
+        self.count == 1
+    }
+
+    #[inline(always)]
+    pub fn has(self, row: u32) -> bool {
+        // The hash's share of 2^32, so the same part of all rows for each number.
+        let hash = u64::from(row.wrapping_mul(SPREAD));
+        (hash * u64::from(self.count)) >> u32::BITS == u64::from(self.number)
+    }
+}
+
+/// The nonzeros of a tile in own rows.
+#[derive(Debug)]
+pub struct OwnNonzeros {
+    nnz: usize,
+    low: [u32; ORDER_MAX],
+    high: [u32; ORDER_MAX],
+    indices: [u32; ORDER_MAX * TILE_NNZ],
+    values: [f64; TILE_NNZ],
+}
+
+impl OwnNonzeros {
+    /// Those of `tile` in own rows of `mode`.
+    #[inline(always)]
+    pub fn of(tile: &DecodedTile<'_>, mode: usize, own: OwnRows) -> Self {
+        let (mut places, mut nnz) = ([0; TILE_NNZ], 0);
+        for (i, &row) in tile.column(mode).iter().enumerate() {
+            places[nnz] = i;
+            nnz += usize::from(own.has(row));
+        }
+        let (indices, values) = ([0; ORDER_MAX * TILE_NNZ], [0.0; TILE_NNZ]);
+        let mut all = Self { nnz, low: tile.low, high: tile.high, indices, values };
+        for (m, to) in (0..tile.order()).zip(all.indices.chunks_exact_mut(TILE_NNZ)) {
+            let from = tile.column(m);
+            to.iter_mut().zip(&places[..nnz]).for_each(|(to, &i)| *to = from[i]);
+        }
+        all.values.iter_mut().zip(&places[..nnz]).for_each(|(to, &i)| *to = tile.values[i]);
+        all
+    }
+
+    /// As a tile, with the bounds of the whole one.
+    #[inline(always)]
+    pub fn tile(&self) -> DecodedTile<'_> {
+        let Self { nnz, low, high, ref indices, ref values } = *self;
+        DecodedTile { nnz, low, high, indices, values: &values[..nnz] }
+    }
+}
 
 /// Reads one number of each cache line of rows that will be used soon, so that their memory accesses overlap.
 #[inline(always)]

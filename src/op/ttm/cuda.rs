@@ -5,7 +5,7 @@
 //! **Order of additions.** The host's ([`super`]), so bits are the same for any chunks, lanes and windows, and as on the host unless
 //! coordinates repeat: these are added one by one, not first to each other.
 
-use super::{FiberSink, Fibers, is_in_order};
+use super::{FiberSink, is_in_order};
 use crate::backend::cuda::abi::{AppendArgs, MttkrpArgs, TILE, TtmArgs};
 use crate::backend::cuda::driver::{Device, Download, Event, Memory, Pinned, Stream};
 use crate::backend::cuda::fault::Fault;
@@ -18,7 +18,6 @@ use crate::op::mttkrp::cuda::{chunk_arguments, encoding};
 use crate::store::{Manifest, Store};
 use crate::sys::Sys;
 use bytemuck::Pod;
-use rayon::prelude::*;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -26,7 +25,7 @@ use std::sync::Arc;
 pub const WINDOW_BYTES: u64 = 8 << 20;
 /// Windows at a time: one is computed while the other is copied back and handed over.
 const WINDOWS: usize = 2;
-/// Fibers that are handed over together.
+/// Fibers of a piece that is handed over: threads share a window's pieces.
 const FIBERS_TOGETHER: usize = 4096;
 
 /// What there is of everything.
@@ -110,11 +109,11 @@ pub fn operation<T: Real>(
     })
 }
 
-/// Bytes of host memory, without the matrix: windows that are copied back, pinned, and one that is handed over; what fibers end before
-/// each tile.
+/// Bytes of host memory, without the matrix: windows that are copied back, pinned, and handed over there; how many fibers end before each
+/// tile.
 pub fn beside_device_bytes<T: Real>(manifest: &Manifest, mode: usize, rank: usize) -> Result<u64> {
     let sizes = Sizes::new::<T>(manifest, mode, rank, WINDOW_BYTES)?;
-    Ok(sizes.window_bytes().iter().sum::<u64>() * (WINDOWS as u64 + 1) + 4 * (u64::from(sizes.tiles) + 1))
+    Ok(sizes.window_bytes().iter().sum::<u64>() * WINDOWS as u64 + 4 * (u64::from(sizes.tiles) + 1))
 }
 
 /// Buffers of a window.
@@ -350,16 +349,11 @@ impl<T: Real + Pod> DeviceTtm<T> {
         let coordinates: &[u32] = bytemuck::cast_slice(&arrived[0].as_ref()[..4 * others * fibers as usize]);
         let values: &[u8] = &arrived[1].as_ref()[..size_of::<T>() * rank * fibers as usize];
         let values: &[T] = bytemuck::cast_slice(values);
-        let together = coordinates
-            .par_chunks(others * FIBERS_TOGETHER)
-            .zip(values.par_chunks(rank * FIBERS_TOGETHER))
-            .map(|(coordinates, values)| Fibers {
-                coordinates: coordinates.to_vec(),
-                values: values.to_vec(),
-            });
-        let fibers: Vec<Fibers<T>> = together.collect();
+        let values = values.chunks(rank * FIBERS_TOGETHER);
+        let pieces: Vec<_> = coordinates.chunks(others * FIBERS_TOGETHER).zip(values).collect();
+        let taken = sink(&pieces);
         self.windows[at].arrived = Some(arrived);
-        sink(fibers)
+        taken
     }
 }
 

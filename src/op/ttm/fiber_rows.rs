@@ -118,7 +118,8 @@ impl<'a, 's, T: Real> FiberRows<'a, 's, T> {
             Some(sink) if !out.is_empty() => {
                 let rounded =
                     |Fibers { coordinates, values }| Fibers { coordinates, values: T::from_f64s(values) };
-                sink(out.into_par_iter().map(rounded).collect())
+                let rounded: Vec<Fibers<T>> = out.into_par_iter().map(rounded).collect();
+                sink(&rounded.iter().map(Fibers::as_slices).collect::<Vec<_>>())
             }
             _ => Ok(()),
         }
@@ -162,7 +163,7 @@ impl<'a, 's, T: Real> FiberRows<'a, 's, T> {
             self.fibers += 1;
             if let Some(sink) = &mut self.sink {
                 let values = T::from_f64s(open.row().collect());
-                sink(vec![Fibers { coordinates: open.coordinates, values }])?;
+                sink(&[(&open.coordinates, &values)])?;
             }
         }
         Ok(self.fibers)

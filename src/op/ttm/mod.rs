@@ -38,8 +38,16 @@ pub struct Fibers<T> {
     pub values: Vec<T>,
 }
 
-/// Receives fibers in order.
-pub type FiberSink<'a, T> = &'a mut (dyn FnMut(Vec<Fibers<T>>) -> Result<()> + Send);
+impl<T> Fibers<T> {
+    /// Coordinates and values, as a [`FiberSink`] gets them.
+    #[must_use]
+    pub fn as_slices(&self) -> (&[u32], &[T]) {
+        (&self.coordinates, &self.values)
+    }
+}
+
+/// Receives fibers in order. Each piece has the coordinates and the values of consecutive fibers, as in [`Fibers`].
+pub type FiberSink<'a, T> = &'a mut (dyn FnMut(&[(&[u32], &[T])]) -> Result<()> + Send);
 
 /// Whether the nonzeros of a store have the order of the fibers along `mode`, from 0.
 #[must_use]

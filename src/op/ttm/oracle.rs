@@ -4,7 +4,6 @@
 //! Each column of the result is a TTV ([`crate::op::ttv`]), which gives the bound: `(4 roundoff + (n + 2) 2^-53) S + 3
 //! n least`, where S is the same sum over absolute values and n the number of nonzeros in the fiber.
 
-use super::Fibers;
 use crate::coo::Source;
 use crate::dense::{Matrix, Real};
 use crate::error::{Error, Result};
@@ -112,15 +111,9 @@ impl<'a, T: Real> Oracle<'a, T> {
     }
 
     /// Compares the next fibers. One that is unexpected, repeated or out of order fails.
-    pub fn compare(&mut self, fibers: &[Fibers<T>]) {
-        for part in fibers {
-            self.compare_part(part);
-        }
-    }
-
-    fn compare_part(&mut self, fibers: &Fibers<T>) {
-        let rows = fibers.values.chunks_exact(self.matrix.columns());
-        for (at, row) in fibers.coordinates.chunks_exact(self.dims.len()).zip(rows) {
+    pub fn compare(&mut self, (coordinates, values): (&[u32], &[T])) {
+        let rows = values.chunks_exact(self.matrix.columns());
+        for (at, row) in coordinates.chunks_exact(self.dims.len()).zip(rows) {
             let fiber = place(&self.dims, at.iter().copied());
             let left = &self.entries[self.done..];
             let of_fiber = &left[..left.iter().take_while(|entry| entry.fiber == fiber).count()];

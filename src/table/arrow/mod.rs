@@ -7,7 +7,6 @@ mod cells;
 mod ipc;
 mod parquet;
 
-use super::csv::CsvOptions;
 use super::options::{TableOptions, find_column};
 use super::piece::{PIECE_BYTES, Piece, PieceFault, Row, Rules};
 use super::time::Moment;
@@ -96,10 +95,7 @@ impl std::fmt::Debug for ArrowRows {
 
 impl ArrowRows {
     fn new(name: &str, schema: SchemaRef, batches: Batches, options: &TableOptions) -> Result<Self> {
-        if options.csv != CsvOptions::default() {
-            let what = "`delimiter`, `quote` and `header` are options of text, and this is none";
-            return Err(Error::request(format!("{name}: {what}")));
-        }
+        options.csv.refuse(name)?;
         let mut rows = Self {
             name: name.to_owned(),
             schema,

@@ -20,6 +20,17 @@ pub struct CsvOptions {
     pub header: Option<bool>,
 }
 
+impl CsvOptions {
+    /// Refuses them for the table `name`, which is no such text.
+    pub fn refuse(self, name: &str) -> Result<()> {
+        if self == Self::default() {
+            return Ok(());
+        }
+        let what = "`delimiter`, `quote` and `header` are options of CSV, and this is none";
+        Err(Error::request(format!("{name}: {what}")))
+    }
+}
+
 /// How a table is written.
 #[derive(Clone, Debug)]
 pub struct Sniffed {

@@ -34,6 +34,9 @@ pub struct Fault {
 }
 
 impl Dialect {
+    /// A field on each line.
+    pub const LINES: Self = Self { delimiter: b'\n', quote: None };
+
     /// Takes the record that begins at `at` of `text` apart into `fields`; where the next one begins. Text ends with a newline,
     /// unless it was cut inside a record.
     pub fn split(self, text: &[u8], mut at: usize, fields: &mut Vec<Field>) -> Result<usize, Fault> {
