@@ -27,6 +27,28 @@ pub struct Facts {
 }
 
 impl Facts {
+    /// An H100, which forecasts assume if there is no GPU.
+    #[must_use]
+    pub fn assumed() -> Self {
+        Self {
+            name: "H100, assumed".to_owned(),
+            number: 0,
+            capability: (9, 0),
+            multiprocessors: 132,
+            total_bytes: 80 << 30,
+            driver_version: 12_000,
+            l2_bytes: 50 << 20,
+            memory_bytes_per_second: 3.35e12,
+        }
+    }
+
+    /// Bytes a second that its memory moves; an H100's where the driver does not tell.
+    #[must_use]
+    pub fn memory_rate(&self) -> f64 {
+        let told = self.memory_bytes_per_second;
+        if told > 0.0 && told.is_finite() { told } else { Self::assumed().memory_bytes_per_second }
+    }
+
     /// What part `bytes` are of all that its memory can move in `seconds`; 0 where the driver does not tell.
     #[must_use]
     pub fn memory_share(&self, bytes: f64, seconds: f64) -> f64 {

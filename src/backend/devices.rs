@@ -91,6 +91,48 @@ impl Exchange {
     }
 }
 
+/// Devices that compute together: some on each of several machines.
+#[derive(Clone, Copy, Debug)]
+pub struct Together {
+    /// Machines.
+    pub machines: usize,
+    /// Devices of each.
+    pub devices: usize,
+    /// How those of one machine exchange rows.
+    pub by: Exchange,
+    /// Bytes per second that a machine receives from the others.
+    pub link: f64,
+}
+
+/// Seconds of a step of an exchange between machines, whatever its bytes; each machine has a step with every other. Assumed.
+const STEP_SECONDS: f64 = 5e-6;
+
+impl Together {
+    /// Devices of one machine.
+    #[must_use]
+    pub fn on_one_machine(devices: usize, by: Exchange) -> Self {
+        Self { machines: 1, devices, by, link: f64::INFINITY }
+    }
+
+    /// All devices.
+    #[must_use]
+    pub fn members(&self) -> usize {
+        self.machines * self.devices
+    }
+
+    /// Seconds in which rows of `bytes` get from all devices to their owners, or back: within machines and between them. Devices of one
+    /// machine add up first, so that each row crosses its link once.
+    #[must_use]
+    pub fn exchanged(&self, bytes: f64) -> [f64; 2] {
+        let others = |members: usize| 1.0 - 1.0 / members as f64;
+        let steps = (self.machines - 1) as f64 * STEP_SECONDS;
+        [
+            bytes * others(self.devices) / self.by.bytes_per_second(),
+            bytes * others(self.machines) / self.link + steps,
+        ]
+    }
+}
+
 /// Seconds that a mode is expected to take in each later pass, by how it is divided.
 #[derive(Clone, Copy, Debug)]
 pub struct ModeForecast {
@@ -100,8 +142,8 @@ pub struct ModeForecast {
     pub in_store_order: f64,
     /// By chunks, in the faster order.
     pub chunks: f64,
-    /// What adding up sums takes of the two before.
-    pub sums: f64,
+    /// What adding up sums takes of the two before, within machines and between them.
+    pub sums: [f64; 2],
     /// On one device.
     pub one: f64,
     /// Sorting all nonzeros on each device, once, beyond sorting a part of them.
@@ -109,16 +151,22 @@ pub struct ModeForecast {
 }
 
 impl ModeForecast {
-    /// From the seconds on one device, on `members` devices. Their sums take `sum_bytes`; the longest row has this fraction of the
-    /// nonzeros, which no range of rows can divide.
+    /// From the seconds on one device. Sums take `sum_bytes`. The longest row has the fraction `longest` of the nonzeros, which no range of
+    /// rows can divide; the device with most chunks has the fraction `largest` of them.
     #[must_use]
-    pub fn new(seconds: &ModeSeconds, members: usize, longest: f64, sum_bytes: f64, by: Exchange) -> Self {
-        let part = 1.0 / members as f64;
-        let sums = sum_bytes * (1.0 - part) / by.bytes_per_second();
+    pub fn new(
+        seconds: &ModeSeconds,
+        together: &Together,
+        (longest, largest): (f64, f64),
+        sum_bytes: f64,
+    ) -> Self {
+        let part = 1.0 / together.members() as f64;
+        let sums = together.exchanged(sum_bytes);
+        let added = seconds.cleared + sums.iter().sum::<f64>();
         Self {
             rows: seconds.sorted * part.max(longest) + seconds.written * part,
-            in_store_order: seconds.in_store_order * part + seconds.cleared + sums,
-            chunks: seconds.in_store_order.min(seconds.sorted) * part + seconds.cleared + sums,
+            in_store_order: seconds.in_store_order * largest + added,
+            chunks: seconds.in_store_order.min(seconds.sorted) * largest + added,
             sums,
             one: seconds.on_one(),
             once: seconds.built * (1.0 - part),
@@ -130,7 +178,7 @@ impl ModeForecast {
     pub fn text(&self) -> String {
         let ms = |seconds: f64| seconds * 1e3;
         let Self { rows, chunks, sums, one, .. } = *self;
-        let (rows, chunks, sums, one) = (ms(rows), ms(chunks), ms(sums), ms(one));
+        let (rows, chunks, sums, one) = (ms(rows), ms(chunks), ms(sums.iter().sum()), ms(one));
         format!(
             "{rows:.2} ms a pass by rows; {chunks:.2} by chunks, of which sums {sums:.2}; {one:.2} on one GPU"
         )
@@ -313,14 +361,30 @@ mod tests {
             cleared: 0.5,
             written: 0.2,
             built: 30.0,
+            least: 0.0,
         };
-        let mode = |longest, sum_bytes| ModeForecast::new(&seconds, 4, longest, sum_bytes, Exchange::Nccl);
+        let four = Together::on_one_machine(4, Exchange::Nccl);
+        let mode = |longest, sum_bytes| ModeForecast::new(&seconds, &four, (longest, 0.25), sum_bytes);
         let (long, short, hot) = (mode(0.01, 2.8e12), mode(0.01, 0.0), mode(0.9, 0.0));
         assert_eq!(fastest(&[long, short, hot], 100, 1.0).0, [0]);
         assert_eq!(fastest(&[short, hot], 100, 1.0).0, [0; 0]);
         assert_eq!(fastest(&[long], 2, 1.0).0, [0; 0]);
         assert!((fastest(&[long], 100, 1.0).1 - (6.0 / 4.0 + 0.05 + (1.0 + 22.5) / 100.0)).abs() < 1e-12);
-        assert!((long.sums - 7.5).abs() < 1e-12 && (long.one - 4.5).abs() < 1e-12);
+        assert!((long.sums[0] - 7.5).abs() < 1e-12 && (long.one - 4.5).abs() < 1e-12);
+    }
+
+    /// The rows of a machine cross its link once, however many devices it has; one machine has nothing to send.
+    #[test]
+    fn machines_exchange_what_their_devices_have_added_up() {
+        let together = |machines, devices| Together { machines, devices, by: Exchange::Nccl, link: 5e10 };
+        let [within, between] = together(1, 4).exchanged(2.8e11);
+        assert!((within - 0.75).abs() < 1e-12 && between.abs() < 1e-12);
+        let at = |machines, devices| together(machines, devices).exchanged(1e10).map(f64::to_bits);
+        for machines in [2, 4, 8, 16, 1024] {
+            let [more, less] = [machines, machines / 2].map(|count| together(count, 8).exchanged(1e10)[1]);
+            assert!(more > less && at(machines, 8)[0] == at(1, 8)[0] && at(machines, 1)[0] == 0);
+            assert_eq!(at(machines, 8)[1], at(machines, 1)[1]);
+        }
     }
 
     #[test]

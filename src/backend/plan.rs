@@ -89,6 +89,8 @@ pub struct ModeSeconds {
     pub written: f64,
     /// Sorting the nonzeros, once.
     pub built: f64,
+    /// The least for all nonzeros, in any order: decoding and instructions, whatever the rows.
+    pub least: f64,
 }
 
 impl ModeSeconds {
@@ -97,6 +99,13 @@ impl ModeSeconds {
     #[must_use]
     pub fn saved(&self) -> f64 {
         self.in_store_order + self.cleared - self.sorted - self.written
+    }
+
+    /// The same with the least counted, which forecasts state. Plans compare orders and devices, and it is the same for all of them.
+    #[must_use]
+    pub fn at_least(&self) -> Self {
+        let (in_store_order, sorted) = (self.in_store_order.max(self.least), self.sorted.max(self.least));
+        Self { in_store_order, sorted, ..*self }
     }
 
     /// Seconds of a pass on one device.

@@ -5,6 +5,7 @@ use super::cpd_command::CheckpointCommand;
 use super::cpd_ranks::{self, Ranks, decompose_each};
 use super::cpd_report::{self, CpdReport};
 use super::engine::{EngineArgs, host_engine};
+use super::forecast::{self, ForecastArgs};
 use super::outputs::{Outputs, ends_in, refuse_dash_for_directory, refuse_standard_output};
 use super::progress::Bar;
 use super::{Common, Program, Report, agreed_rank, machine, options_of};
@@ -127,6 +128,8 @@ struct CpArgs {
     /// Print the memory, bytes and passes that the run needs, and exit
     #[arg(long)]
     plan: bool,
+    #[command(flatten)]
+    forecast: ForecastArgs,
 }
 
 /// A note if the model must be nonnegative and the tensor has negative values.
@@ -239,6 +242,12 @@ impl Cpd {
         let cp = cp.max_iters(args.max_iters).starts(seed, self.starts());
         // With several ranks, the model that is kept is in memory beside those of the starts.
         let roomy = cp.starts(seed, self.starts().saturating_add(args.ranks.is_some().into()));
+        if let Some(machines) = args.forecast.machines(self.engine.backend)? {
+            let modes: Vec<usize> = (0..shape.order()).collect();
+            let demand = engine.cp_demand::<T>(&store, &roomy, &modes)?;
+            let what = ("cp", &*format!("an iteration of CP of rank {rank}"));
+            return forecast::report::<Self, T>(engine, &store, &demand, &machines, what);
+        }
         let plan = engine.plan_cp_als::<T>(&store, &roomy)?;
         self.engine.check_kernel("MTTKRP", plan.is_on_gpu())?;
         let mut report = CpdReport::new::<T>(&store, &cp, &plan);

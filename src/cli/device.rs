@@ -68,7 +68,7 @@ pub fn several_text(head: &ReportHead, devices: &DevicesPlan, what: &str, passes
     format!(
         "{}\n{parts}{}  sums    by {}: {} to each GPU in a pass ({})\n  host    {} + {}\n  a pass  {} in {} chunks, {passes}\n{}",
         head.title(what),
-        divisions_text(devices),
+        devices.modes.iter().map(division_text).collect::<String>(),
         exchange.by.name(),
         ByteSize(exchange.bytes),
         exchange.why,
@@ -80,14 +80,11 @@ pub fn several_text(head: &ReportHead, devices: &DevicesPlan, what: &str, passes
     )
 }
 
-/// A line for each mode: how it is divided, and why.
-fn divisions_text(devices: &DevicesPlan) -> String {
-    let line = |ModeDivision { mode, by, why }: &ModeDivision| {
-        let by = if *by == Divide::Rows { "rows" } else { "chunks" };
-        let why = if why.is_empty() { String::new() } else { format!("; {why}") };
-        format!("  divided mode {mode}: by {by}{why}\n")
-    };
-    devices.modes.iter().map(line).collect()
+/// The line of a mode: how it is divided, and why.
+pub fn division_text(ModeDivision { mode, by, why }: &ModeDivision) -> String {
+    let by = if *by == Divide::Rows { "rows" } else { "chunks" };
+    let why = if why.is_empty() { String::new() } else { format!("; {why}") };
+    format!("  divided mode {mode}: by {by}{why}\n")
 }
 
 /// What each of several GPUs did in the last pass.

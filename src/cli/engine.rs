@@ -18,16 +18,16 @@ use std::time::Duration;
 pub struct EngineArgs {
     /// Compute on the CPU or on an NVIDIA GPU. With auto, on a GPU if one is present and large enough
     #[arg(long, default_value = "auto", value_parser = one_of([("auto", Device::Auto), ("cpu", Device::Cpu), ("cuda", Device::Cuda)]))]
-    backend: Device,
+    pub backend: Device,
     /// Number of the GPU, from 0 [default: 0]
     #[arg(long, value_name = "N")]
     device: Option<usize>,
     /// Compute MTTKRP or a decomposition on several GPUs together: all, or a list such as 0,1,3
-    #[arg(long, value_name = "LIST", conflicts_with = "device", value_parser = devices)]
+    #[arg(long, value_name = "LIST", conflicts_with = "device", group = "several", value_parser = devices)]
     devices: Option<DeviceSet>,
     /// How several GPUs divide the work. chunks: each has some of them, and sums are added up after each pass. rows: each has all chunks and
     /// computes a range of each mode's rows. auto: the one expected to be fastest; with --deterministic, rows
-    #[arg(long, default_value = "auto", requires = "devices", value_parser = one_of(DIVISIONS))]
+    #[arg(long, default_value = "auto", requires = "several", value_parser = one_of(DIVISIONS))]
     divide: Divide,
     /// End with an error if a GPU does not answer for this many seconds [default: 600]
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..))]

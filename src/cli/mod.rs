@@ -17,6 +17,7 @@ pub mod export;
 #[cfg(feature = "arrow")]
 mod export_parquet;
 mod export_table;
+mod forecast;
 pub mod generate;
 pub mod info;
 mod machine;

@@ -145,14 +145,20 @@ impl<'a> Demand<'a> {
 impl Engine {
     /// Plans a CP decomposition with factors in the precision `T`.
     pub fn plan_cp_als<T: Real>(&self, store: &Store, cp: &Cp) -> Result<ExecutionPlan> {
+        let modes: Vec<usize> = (0..store.manifest().shape.order()).collect();
+        self.plan::<T>(store, &self.cp_demand::<T>(store, cp, &modes)?)
+    }
+
+    /// What a CP decomposition needs; `modes` are all modes.
+    pub(crate) fn cp_demand<'a, T: Real>(
+        &self,
+        store: &Store,
+        cp: &Cp,
+        modes: &'a [usize],
+    ) -> Result<Demand<'a>> {
         cp.check()?;
-        let shape = &store.manifest().shape;
-        let modes: Vec<usize> = (0..shape.order()).collect();
         let count = (cp.starts, cp.max_iters);
-        self.plan::<T>(
-            store,
-            &Demand::cp_als::<T>(store.manifest(), &modes, cp.settings.rank, self.threads(), count),
-        )
+        Ok(Demand::cp_als::<T>(store.manifest(), modes, cp.settings.rank, self.threads(), count))
     }
 
     /// Decomposes a store by alternating least squares, from seeded factors (Nguyen et al., ICS 2022, Algorithm 1). `T` is the precision

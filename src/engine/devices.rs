@@ -5,7 +5,8 @@ use super::gpu::{self, Gpu};
 use super::{Engine, machine};
 use crate::backend::device::{DeviceLimits, DeviceOrder, staging_bytes};
 use crate::backend::devices::{
-    DevicePart, DevicesPlan, Divide, ExchangePlan, ModeDivision, ModeForecast, cut, fastest, scratch_bytes,
+    DevicePart, DevicesPlan, Divide, ExchangePlan, ModeDivision, ModeForecast, Together, cut, fastest,
+    scratch_bytes,
 };
 use crate::backend::plan::{DevicePlan, ModeSeconds, RowCost, Share};
 use crate::dense::Real;
@@ -25,7 +26,7 @@ pub enum DeviceSet {
 }
 
 /// Bytes of chunks that a device loads per second in a first pass: reading, checking and copying.
-const LOADED_PER_SECOND: f64 = 5e9;
+pub(super) const LOADED_PER_SECOND: f64 = 5e9;
 /// One of several GPUs computes if it is expected to take less than this share of the time: its results still pass through the exchange of
 /// several, and forecasts err.
 const ONE: f64 = 0.75;
@@ -85,7 +86,7 @@ impl Engine {
         limits: &DeviceLimits,
     ) -> Result<(DevicesPlan, Vec<String>)> {
         let modes = |by| demand.modes.iter().map(|&mode| division(mode, by)).collect::<Vec<_>>();
-        match self.divide(limits)? {
+        match self.divide()? {
             Divide::Rows => {
                 let plan = self.plan_rows::<T>(store, demand, numbers, limits, modes(Divide::Rows))?;
                 Ok((plan, Vec::new()))
@@ -107,20 +108,11 @@ impl Engine {
         numbers: &[usize],
         limits: &DeviceLimits,
     ) -> Result<(DevicesPlan, Vec<String>)> {
-        let (gpus, manifest, count) = (self.gpus(numbers)?, store.manifest(), numbers.len());
-        let by = gpu::exchange(&gpus)?.0;
-        let matrix =
-            |mode: usize, width: usize| f64::from(manifest.shape.dims()[mode]) * (demand.rank * width) as f64;
-        let mode = |(&mode, seconds): (&usize, ModeSeconds)| {
-            let longest = manifest.longest_row_bounds[mode] as f64 / manifest.nnz.max(1) as f64;
-            ModeForecast::new(&seconds, count, longest.min(1.0), matrix(mode, size_of::<f64>()), by)
-        };
-        let modes: Vec<_> =
-            demand.modes.iter().zip(gpu::seconds::<T>(&gpus[0], store, demand)?).map(mode).collect();
-        // Chunks that other devices would load.
-        let bytes: u64 = manifest.chunks.iter().map(|chunk| chunk.image_bytes).sum();
-        let loading = bytes as f64 * (1.0 - 1.0 / count as f64) / LOADED_PER_SECOND;
-        let (by_rows, seconds) = fastest(&modes, demand.passes, loading);
+        let (gpus, count) = (self.gpus(numbers)?, numbers.len());
+        let together = Together::on_one_machine(count, gpu::exchange(&gpus)?.0);
+        let seconds = gpu::seconds::<T>(&gpus[0].facts, store, demand)?;
+        let modes = forecasts(store, demand, &seconds, &together, 1.0 / count as f64);
+        let (by_rows, seconds) = fastest(&modes, demand.passes, loading(store, count));
         let divisions = |by_rows: &[usize]| {
             let division = |(at, &mode): (usize, &usize)| {
                 let by = if by_rows.contains(&at) { Divide::Rows } else { Divide::Chunks };
@@ -128,14 +120,12 @@ impl Engine {
             };
             demand.modes.iter().enumerate().map(division).collect::<Vec<_>>()
         };
-        // Of a decomposition, devices update their rows and gather those of others.
-        let rows: f64 = demand.modes.iter().map(|&mode| matrix(mode, size_of::<T>())).sum();
-        let (part, updated) = (1.0 / count as f64, 4.0 * rows / memory_rate(gpu::memory_rate(&gpus[0])));
-        let more = if demand.starts.is_some() {
-            rows * (1.0 - part) / by.bytes_per_second() - updated * (1.0 - part)
-        } else {
-            0.0
+        let updated = |together: &Together| {
+            let Updating { update, gathered } =
+                updating::<T>(store, demand, together, gpus[0].facts.memory_rate());
+            update + gathered.iter().sum::<f64>()
         };
+        let more = updated(&together) - updated(&Together::on_one_machine(1, together.by));
         let one: f64 = modes.iter().map(|mode| mode.one).sum();
         if one < ONE * (seconds + more) {
             let (plan, mut notes) =
@@ -220,12 +210,13 @@ impl Engine {
     }
 
     /// How several GPUs divide the work, as the options say.
-    fn divide(&self, limits: &DeviceLimits) -> Result<Divide> {
+    pub(super) fn divide(&self) -> Result<Divide> {
+        let deterministic = self.options().deterministic;
         match self.options().divide {
-            Divide::Chunks if limits.deterministic => Err(Error::request(
+            Divide::Chunks if deterministic => Err(Error::request(
                 "`deterministic` results of several GPUs come from ranges of rows: each row is added up by one GPU; take `Divide::Rows`",
             )),
-            _ if limits.deterministic => Ok(Divide::Rows),
+            _ if deterministic => Ok(Divide::Rows),
             divide => Ok(divide),
         }
     }
@@ -243,7 +234,7 @@ impl Engine {
         let limits = DeviceLimits { host_memory: limits.host_memory / count as u64, ..*limits };
         let (nnz, cost) =
             (of_chunks(store), RowCost::of(store.manifest().shape.order(), demand.starts.is_some()));
-        let rates: Vec<f64> = gpus.iter().map(|gpu| memory_rate(gpu::memory_rate(gpu))).collect();
+        let rates: Vec<f64> = gpus.iter().map(|gpu| gpu.facts.memory_rate()).collect();
         let total: f64 = rates.iter().sum();
         let end = |number: usize| rates[..number].iter().sum::<f64>() / total;
         let shares: Vec<f64> = rates.iter().map(|rate| rate / total).collect();
@@ -344,8 +335,61 @@ impl Engine {
 }
 
 /// `mode`, from 0, divided in the only way that there is.
-fn division(mode: usize, by: Divide) -> ModeDivision {
+pub(super) fn division(mode: usize, by: Divide) -> ModeDivision {
     ModeDivision { mode: mode + 1, by, why: String::new() }
+}
+
+/// The forecast of each mode, from the seconds on one device. The device with most chunks has the fraction `largest` of the nonzeros.
+pub(super) fn forecasts(
+    store: &Store,
+    demand: &Demand<'_>,
+    seconds: &[ModeSeconds],
+    together: &Together,
+    largest: f64,
+) -> Vec<ModeForecast> {
+    let manifest = store.manifest();
+    let mode = |(&mode, seconds): (&usize, &ModeSeconds)| {
+        let longest = (manifest.longest_row_bounds[mode] as f64 / manifest.nnz.max(1) as f64).min(1.0);
+        let sum_bytes = matrix_bytes::<f64>(store, demand, mode);
+        ModeForecast::new(seconds, together, (longest, largest), sum_bytes)
+    };
+    demand.modes.iter().zip(seconds).map(mode).collect()
+}
+
+/// Seconds of loading the chunks of the others, as every one of `count` devices does if it computes some rows.
+pub(super) fn loading(store: &Store, count: usize) -> f64 {
+    let bytes: u64 = store.manifest().chunks.iter().map(|chunk| chunk.image_bytes).sum();
+    bytes as f64 * (1.0 - 1.0 / count as f64) / LOADED_PER_SECOND
+}
+
+/// Seconds of an iteration's updates.
+pub(super) struct Updating {
+    /// Each device updates the rows that it owns.
+    pub update: f64,
+    /// It gathers those of the others, within machines and between them.
+    pub gathered: [f64; 2],
+}
+
+/// The updates of an iteration of a decomposition, if `demand` is one.
+pub(super) fn updating<T: Real>(
+    store: &Store,
+    demand: &Demand<'_>,
+    together: &Together,
+    memory_rate: f64,
+) -> Updating {
+    if demand.starts.is_none() {
+        return Updating { update: 0.0, gathered: [0.0; 2] };
+    }
+    let each = |&mode: &usize| matrix_bytes::<T>(store, demand, mode);
+    let update = 4.0 * demand.modes.iter().map(each).sum::<f64>() / memory_rate / together.members() as f64;
+    let gathered = demand.modes.iter().map(|mode| together.exchanged(each(mode)));
+    let gathered = gathered.fold([0.0; 2], |[within, between], [a, b]| [within + a, between + b]);
+    Updating { update, gathered }
+}
+
+/// Bytes of a row of `T` for each row of a mode, from 0.
+pub(super) fn matrix_bytes<T>(store: &Store, demand: &Demand<'_>, mode: usize) -> f64 {
+    f64::from(store.manifest().shape.dims()[mode]) * (demand.rank * size_of::<T>()) as f64
 }
 
 /// How `gpus` exchange rows of modes that are divided so.
@@ -367,7 +411,7 @@ fn exchange<T: Real>(
     Ok(ExchangePlan { by, why, bytes, scratch_bytes })
 }
 
-fn of_chunks(store: &Store) -> Vec<u64> {
+pub(super) fn of_chunks(store: &Store) -> Vec<u64> {
     store.manifest().chunks.iter().map(|chunk| chunk.nnz).collect()
 }
 
@@ -389,10 +433,5 @@ fn pass_seconds<T>(plan: &DevicePlan, part: &Store, demand: &Demand<'_>) -> f64 
     let order = part.manifest().shape.order();
     let modes = if demand.starts.is_some() { 1 } else { demand.modes.len() };
     let rows = part.manifest().nnz as f64 * (modes * (order - 1) * demand.rank * size_of::<T>()) as f64;
-    link.seconds.max(rows / memory_rate(plan.device.memory_bytes_per_second))
-}
-
-/// Bytes per second that a device's memory moves, if the driver reports it; it does so for no device or for all.
-fn memory_rate(reported: f64) -> f64 {
-    if reported > 0.0 && reported.is_finite() { reported } else { 3.35e12 }
+    link.seconds.max(rows / plan.device.memory_rate())
 }

@@ -1,7 +1,7 @@
 //! The GPU of an engine. Without the feature `cuda` there is none, and no other module depends on that.
 
 use super::demand::Demand;
-use crate::backend::device::DeviceLimits;
+use crate::backend::device::{DeviceLimits, Facts};
 use crate::backend::devices::Exchange;
 use crate::backend::plan::{DevicePlan, ModeSeconds, Share};
 use crate::dense::Real;
@@ -19,7 +19,9 @@ pub(crate) type Gpu = std::sync::Arc<crate::backend::cuda::driver::Device>;
 /// There is no GPU.
 #[cfg(not(feature = "cuda"))]
 #[derive(Clone, Debug)]
-pub(crate) struct Gpu;
+pub(crate) struct Gpu {
+    pub facts: Facts,
+}
 
 /// The error for a requested GPU.
 #[cfg(not(feature = "cuda"))]
@@ -51,17 +53,6 @@ pub(super) fn open(number: usize, timeout: Option<Duration>) -> Result<Gpu> {
 #[cfg(not(feature = "cuda"))]
 pub(super) fn open(_number: usize, _timeout: Option<Duration>) -> Result<Gpu> {
     none()
-}
-
-/// Bytes per second that its memory moves; 0 if the driver does not report it.
-#[cfg(feature = "cuda")]
-pub(super) fn memory_rate(gpu: &Gpu) -> f64 {
-    gpu.facts.memory_bytes_per_second
-}
-
-#[cfg(not(feature = "cuda"))]
-pub(super) fn memory_rate(_gpu: &Gpu) -> f64 {
-    0.0
 }
 
 /// The number of GPUs.
@@ -107,34 +98,75 @@ pub(super) fn plan_part<T: Real>(
     (more, share): (u64, Option<Share>),
 ) -> Result<DevicePlan> {
     check_formats(store)?;
-    let mut operation = operation::<T>(gpu, store, demand);
+    let mut operation = operation::<T>(&gpu.facts, store, demand);
     operation.bytes += more;
     operation.share = share;
     crate::backend::cuda::plan(gpu, store, operation, limits)
 }
 
 #[cfg(feature = "cuda")]
-fn operation<T: Real>(gpu: &Gpu, store: &Store, demand: &Demand<'_>) -> crate::backend::plan::Operation {
+fn operation<T: Real>(facts: &Facts, store: &Store, demand: &Demand<'_>) -> crate::backend::plan::Operation {
     use crate::{decomp, op};
     let Demand { modes, rank, starts, .. } = *demand;
     let shape = &store.manifest().shape;
     if starts.is_some() {
-        decomp::cuda::operation::<T>(shape, rank, gpu.facts.multiprocessors as usize)
+        decomp::cuda::operation::<T>(shape, rank, facts.multiprocessors as usize)
     } else {
         op::mttkrp::cuda::operation::<T>(shape, modes, rank)
     }
 }
 
-/// Estimated times of each mode, if the GPU has all of `store`.
+/// Estimated times of each mode, if a GPU has all of `store`.
 #[cfg(feature = "cuda")]
-pub(super) fn seconds<T: Real>(gpu: &Gpu, store: &Store, demand: &Demand<'_>) -> Result<Vec<ModeSeconds>> {
+pub(super) fn seconds<T: Real>(
+    facts: &Facts,
+    store: &Store,
+    demand: &Demand<'_>,
+) -> Result<Vec<ModeSeconds>> {
     check_formats(store)?;
-    crate::backend::cuda::plan::seconds(&gpu.facts, store, &operation::<T>(gpu, store, demand))
+    crate::backend::cuda::plan::seconds(facts, store, &operation::<T>(facts, store, demand))
+}
+
+/// Plans an operation on factors, or a share of it, on an empty GPU like this one, of this machine or another.
+#[cfg(feature = "cuda")]
+pub(super) fn plan_like<T: Real>(
+    (facts, link): (&Facts, f64),
+    store: &Store,
+    demand: &Demand<'_>,
+    limits: &DeviceLimits,
+    share: Option<Share>,
+) -> Result<DevicePlan> {
+    let mut operation = operation::<T>(facts, store, demand);
+    operation.share = share;
+    crate::backend::cuda::plan::plan_like((facts, link), store, operation, limits)
 }
 
 #[cfg(not(feature = "cuda"))]
 #[expect(clippy::extra_unused_type_parameters, reason = "as it is with a GPU")]
-pub(super) fn seconds<T: Real>(_: &Gpu, _: &Store, _: &Demand<'_>) -> Result<Vec<ModeSeconds>> {
+pub(super) fn plan_like<T: Real>(
+    _: (&Facts, f64),
+    _: &Store,
+    _: &Demand<'_>,
+    _: &DeviceLimits,
+    _: Option<Share>,
+) -> Result<DevicePlan> {
+    none()
+}
+
+/// Bytes per second that the link to a GPU moves.
+#[cfg(feature = "cuda")]
+pub(super) fn link_rate(gpu: &Gpu, store: &Store) -> Result<f64> {
+    crate::backend::cuda::plan::link_rate(gpu, store)
+}
+
+#[cfg(not(feature = "cuda"))]
+pub(super) fn link_rate(_: &Gpu, _: &Store) -> Result<f64> {
+    none()
+}
+
+#[cfg(not(feature = "cuda"))]
+#[expect(clippy::extra_unused_type_parameters, reason = "as it is with a GPU")]
+pub(super) fn seconds<T: Real>(_: &Facts, _: &Store, _: &Demand<'_>) -> Result<Vec<ModeSeconds>> {
     none()
 }
 

@@ -424,6 +424,45 @@ fn help_has_examples_and_version_is_told() {
     }
 }
 
+/// Forecasts for machines that compute on their CPUs: more of them exchange more, compute less and pay up to a number; one exchanges nothing.
+#[test]
+fn other_machines_are_forecast() {
+    let place = Place::new();
+    let tensor =
+        ["--dims", "300,200,2000", "--nnz", "300k", "--seed", "3", "--chunk-bytes", "64KiB", "t.blco"];
+    place.succeeds("blco-gen", &tensor);
+    let nodes = ["t.blco", "--plan", "--json", "--backend", "cpu", "--threads", "2", "--nodes"];
+    for program in ["blco-run", "blco-cpd"] {
+        let forecast = |more: &[&str]| place.json(program, &[&nodes[..], more].concat())["forecast"].clone();
+        let of = |at: &serde_json::Value, name: &str| at[name].as_f64().unwrap();
+        let all = forecast(&["16", "--link", "1GB/s"]);
+        let counts = all["counts"].as_array().unwrap();
+        let machines: Vec<u64> = counts.iter().map(|at| at["machines"].as_u64().unwrap()).collect();
+        assert!(machines.starts_with(&[1, 2, 4, 8, 16]), "{all}");
+        assert_eq!(counts[0]["exchanged_bytes"], 0.0);
+        assert!(of(&counts[1]["stages"], "kernel") < 0.6 * of(&counts[0]["stages"], "kernel"), "{all}");
+        for pair in counts.windows(2) {
+            assert!(of(&pair[1], "exchanged_bytes") > of(&pair[0], "exchanged_bytes"), "{all}");
+            assert!(of(&pair[1]["stages"], "kernel") <= of(&pair[0]["stages"], "kernel"), "{all}");
+            assert!(of(&pair[1]["stages"], "exchange") > of(&pair[0]["stages"], "exchange"), "{all}");
+        }
+        // The rule, by the numbers that are given.
+        let pays = |forecast: &serde_json::Value| forecast["pays_up_to"].as_u64().unwrap();
+        for (pair, &before) in counts.windows(2).zip(&machines) {
+            let saves = of(&pair[1], "seconds") <= 0.9 * of(&pair[0], "seconds");
+            assert!(if saves { before != pays(&all) } else { before >= pays(&all) }, "{all}");
+        }
+        // Faster links make more machines pay; one machine needs none.
+        assert!(pays(&forecast(&["16", "--link", "100GB/s"])) > pays(&all), "{all}");
+        let one = forecast(&["1"]);
+        assert_eq!(one["counts"], serde_json::json!([counts[0]]));
+        assert!(one["pays_up_to"].is_null(), "{one}");
+        let text =
+            place.succeeds(program, &["t.blco", "--plan", "--backend", "cpu", "--nodes", "2", "--link=9GB"]);
+        assert!(text.contains("on 2 machines (") && text.contains("  pays    up to "), "{text}");
+    }
+}
+
 /// The keys of the reports, sorted.
 mod keys {
     pub const PACK: &[&str] = &[

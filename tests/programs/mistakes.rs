@@ -274,6 +274,26 @@ const ROWS: &[Mistake] = &[
 /// Of options and names.
 const OPTIONS: &[Mistake] = &[
     mistake(
+        "blco-run t.blco --plan --nodes 4 --devices-per-node 0",
+        "--nodes 4: say with --link how much a machine receives from the others, such as --link 50GB/s",
+        "blco-run t.blco --plan --nodes 4 --devices-per-node 0 --link 50GB/s",
+    ),
+    mistake(
+        "blco-cpd t.blco --plan --nodes 1 --devices-per-node 8 --backend cpu",
+        "--devices-per-node 8: GPUs do not compute with --backend cpu; leave one of the two out",
+        "blco-cpd t.blco --plan --nodes 1 --backend cpu",
+    ),
+    mistake(
+        "blco-run t.blco --plan --nodes 1 --devices-per-node 0 --backend cuda",
+        "--devices-per-node 0: no GPU computes then; give 1 or more, or leave out --backend cuda",
+        "blco-run t.blco --plan --nodes 1 --devices-per-node 0",
+    ),
+    mistake(
+        "blco-run t.blco --plan --nodes 2 --backend cpu --link 400Gb/s",
+        "invalid value '400Gb/s' for '--link <RATE>': not a rate in bytes; rates look like 50GB/s or 1.2GiB/s (8 Gb/s are 1GB/s); see blco-run --help",
+        "blco-run t.blco --plan --nodes 2 --backend cpu --link 50GB/s",
+    ),
+    mistake(
         "blco-pack t.tns o.blco",
         "'o.blco' is one argument too many; name the output with -o, and write values without spaces; see blco-pack --help",
         "blco-pack t.tns -o o.blco",

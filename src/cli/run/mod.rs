@@ -10,9 +10,11 @@ mod ttv;
 mod ttv_report;
 
 use crate::cli::engine::EngineArgs;
+use crate::cli::forecast::{self, ForecastArgs};
 use crate::cli::outputs::{Outputs, refuse_dash_for_directory, refuse_standard_output};
 use crate::cli::pack::TextArgs;
 use crate::cli::progress::Bar;
+use crate::cli::report::modes_text;
 use crate::cli::{Common, Program, Report, agreed_rank, one_of};
 use crate::coo::Source;
 use crate::dense::{
@@ -54,6 +56,7 @@ use std::path::{Path, PathBuf};
                   blco-run movies.blco --modes 1,3 --factors A --output M\n  \
                   blco-run movies.blco --modes all --check movies.tns  # compare with a naive loop\n  \
                   blco-run movies.blco --modes all --rank 64 --plan    # memory and bytes, without running\n  \
+                  blco-run movies.blco --plan --nodes 16 --devices-per-node 8 --link 50GB/s  # seconds on other machines\n  \
                   blco-run movies-3.hocfs --op ttv --modes 2 --vector x.npy --output Y\n  \
                   blco-run movies.blco --op ttv --modes 1 --output - | head\n  \
                   blco-run movies.blco --op ttv --modes 1,3 --vector x.npy --vector z.npy --output Y\n  \
@@ -115,6 +118,8 @@ pub struct Run {
     #[command(flatten)]
     compare: CompareArgs,
     #[command(flatten)]
+    forecast: ForecastArgs,
+    #[command(flatten)]
     engine: EngineArgs,
 }
 
@@ -139,8 +144,9 @@ const OPERATIONS: [(&str, OpArg); 6] = [
 ];
 
 /// Options of some operations, with the operations.
-fn options_of_some() -> [(Option<Id>, &'static [OpArg]); 8] {
+fn options_of_some() -> [(Option<Id>, &'static [OpArg]); 9] {
     [
+        (ForecastArgs::group_id(), &[OpArg::Mttkrp]),
         (CompareArgs::group_id(), &[OpArg::Mttkrp]),
         (RankArgs::group_id(), &[OpArg::Mttkrp, OpArg::Ttm]),
         (FactorsArgs::group_id(), &[OpArg::Mttkrp, OpArg::Ttmc]),
@@ -335,6 +341,11 @@ impl Run {
         if let Some(text) = &mut to_check {
             demand =
                 demand.checked::<T>(&shape, oracle::host_bytes(&shape, &modes, rank) + text.hold(engine));
+        }
+        if let Some(machines) = self.forecast.machines(self.engine.backend)? {
+            let numbers: Vec<usize> = modes.iter().map(|mode| mode + 1).collect();
+            let what = ("mttkrp", &*format!("mttkrp of {}, rank {rank}", modes_text(&numbers)));
+            return forecast::report::<Self, T>(engine, &store, &demand, &machines, what);
         }
         let plan = engine.plan::<T>(&store, &demand)?;
         self.engine.check_kernel("MTTKRP", plan.is_on_gpu())?;

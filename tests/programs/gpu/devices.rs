@@ -147,6 +147,38 @@ fn work_is_divided_as_is_predicted_to_be_fastest() {
     }
 }
 
+/// A forecast for one machine says of each mode what the plan of its GPUs says, and divides it in the same way; more machines exchange more.
+#[test]
+fn one_machine_is_forecast_as_it_is_planned() {
+    let Some(gpu) = mock() else { return };
+    let tensor = Tensor::random(&[30_000, 20_000, 20], 60_000, 9, values::fraction);
+    let place = Place::new(gpu, &tensor, Kind::Tiled, SMALL_CHUNKS);
+    let env = devices("2", &[]);
+    let run = |args: &[&str]| -> serde_json::Value {
+        let common = ["--plan", "--json", "--modes", "all", "--repeat", "300"];
+        let output = place.blco_run(&[&common[..], args].concat(), &env);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        serde_json::from_slice(&output.stdout).unwrap()
+    };
+    let plan = run(&["--devices", "all"]);
+    let forecast = |nodes, more: &[&str]| {
+        let nodes = ["--nodes", nodes, "--devices-per-node", "2", "--link", "1GB/s"];
+        run(&[&nodes[..], more].concat())["forecast"].clone()
+    };
+    let one = forecast("1", &[]);
+    assert_eq!(one["counts"][0]["modes"], plan["devices"]["modes"]);
+    assert!(plan["devices"]["modes"][0]["why"].as_str().unwrap().contains("ms a pass by rows"));
+    assert_eq!(
+        (&one["rates"]["assumed"], &one["counts"][0]["exchanged_bytes"]),
+        (&false.into(), &0.0.into())
+    );
+    let by = |how| forecast("4", &["--divide", how])["counts"].clone();
+    let bytes = |at: &serde_json::Value| at["exchanged_bytes"].as_f64().unwrap();
+    let (chunks, rows) = (by("chunks"), by("rows"));
+    assert!(bytes(&chunks[2]) > bytes(&chunks[1]) && bytes(&chunks[1]) > 0.0, "{chunks}");
+    assert!(rows.as_array().unwrap().iter().all(|at| at["exchanged_bytes"] == 0.0), "{rows}");
+}
+
 /// The plan names every device's part, which together are the store, and how sums are added up. The report has each device's work.
 #[test]
 fn every_device_has_its_part_in_plan_and_report() {

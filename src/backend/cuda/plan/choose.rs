@@ -182,25 +182,26 @@ fn count(view: &ChunkView<'_>, order: usize, rows: &mut [usize]) -> Result<usize
 pub(super) struct Rates {
     memory: f64,
     l2_bytes: f64,
+    multiprocessors: f64,
 }
 
-/// Memory bandwidth of an H100 by clock and width, in bytes per second, and bytes of its L2 cache.
-const H100_MEMORY: f64 = 3.35e12;
-const H100_L2_BYTES: f64 = 50.0 * 1024.0 * 1024.0;
 /// Rates of row reads and row updates, relative to the device memory's clock times width, for tables of different sizes
 /// in multiples of the L2 cache. Measured on an H100 at rank 32.
 const ROW_RATES: [(f64, [f64; 2]); 4] =
     [(0.5, [2.7, 0.63]), (1.3, [1.76, 0.5]), (5.0, [1.05, 0.35]), (20.0, [0.92, 0.32])];
 
+/// What a multiprocessor of an H100 takes for a nonzero and each mode of its index whatever its rows: seconds, and more for each column up to
+/// this many; beyond, rows take longer than that (benches/runs/2026-11-25-model).
+const LEAST: [f64; 2] = [132.0 * 2.7e-12, 132.0 * 0.44e-12];
+const LEAST_COLUMNS: f64 = 16.0;
+
 impl Rates {
     /// If the driver does not report the memory or the cache, the H100's values are used. Decisions depend on ratios,
     /// in which the memory's rate cancels, and no estimate may be infinite.
     pub fn of(facts: &Facts) -> Self {
-        let told = |value: f64, otherwise| if value > 0.0 && value.is_finite() { value } else { otherwise };
-        Self {
-            memory: told(facts.memory_bytes_per_second, H100_MEMORY),
-            l2_bytes: told(facts.l2_bytes as f64, H100_L2_BYTES),
-        }
+        let l2_bytes = if facts.l2_bytes > 0 { facts.l2_bytes } else { Facts::assumed().l2_bytes };
+        let multiprocessors = facts.multiprocessors.max(1).into();
+        Self { memory: facts.memory_rate(), l2_bytes: l2_bytes as f64, multiprocessors }
     }
 
     /// Bytes per second of row reads from a table of `bytes`.
@@ -291,6 +292,8 @@ impl Rates {
             cleared: rows(mode) * (sum_bytes + rounded_bytes) / self.streams(),
             written: rows(mode) * row_bytes / self.streams(),
             built: self.build((shape, all), mode),
+            least: nnz * shape.order() as f64 * (LEAST[0] + LEAST[1] * rank.min(LEAST_COLUMNS))
+                / self.multiprocessors,
         }
     }
 }
@@ -403,7 +406,7 @@ mod tests {
 
     #[test]
     fn rows_of_larger_tables_move_slower() {
-        let rates = Rates { memory: 3.0e12, l2_bytes: 5.0e7 };
+        let rates = Rates { memory: 3.0e12, l2_bytes: 5.0e7, multiprocessors: 132.0 };
         for which in 0..2 {
             let sizes = [1.0, 2.4e7, 2.6e7, 6.4e7, 6.6e7, 2.4e8, 2.6e8, 9.9e8, 1.1e9, 1.0e12];
             let all: Vec<f64> = sizes.iter().map(|&bytes| rates.rows(bytes, which)).collect();
@@ -439,7 +442,7 @@ mod tests {
     /// Modes computed in passes of their own share nothing. What other modes share is a part of the time that they take.
     #[test]
     fn only_modes_of_one_pass_share_tiles() {
-        let rates = Rates { memory: 3.0e12, l2_bytes: 5.0e7 };
+        let rates = Rates { memory: 3.0e12, l2_bytes: 5.0e7, multiprocessors: 132.0 };
         let (alone, together) =
             (of_first_mode(&rates, &[0], false), of_first_mode(&rates, &[0, 1, 2], false));
         let alternating = of_first_mode(&rates, &[0, 1, 2], true);
@@ -466,9 +469,9 @@ mod tests {
             };
             let (rates, share) = (Rates::of(&facts), facts.memory_share(3.0e9, 0.002));
             assert!((share - if memory_bytes_per_second > 0.0 { 0.5 } else { 0.0 }).abs() < 1e-12);
-            let ModeSeconds { in_store_order, sorted, update, cleared, written, built } =
+            let ModeSeconds { in_store_order, sorted, update, cleared, written, built, least } =
                 of_first_mode(&rates, &[0, 1, 2], false);
-            for seconds in [in_store_order, sorted, update, cleared, written, built] {
+            for seconds in [in_store_order, sorted, update, cleared, written, built, least] {
                 assert!(
                     seconds.is_finite() && seconds > 0.0,
                     "{memory_bytes_per_second} {l2_bytes}: {seconds}"

@@ -35,6 +35,22 @@ pub fn plan(
     make(&device.facts, store, &request)
 }
 
+/// The same on an empty device of these facts, with a link of this rate.
+pub fn plan_like(
+    (facts, link): (&Facts, f64),
+    store: &Store,
+    operation: Operation,
+    limits: &DeviceLimits,
+) -> Result<DevicePlan> {
+    let room = Room::new(facts.total_bytes, link, store, limits);
+    make(facts, store, &DeviceRequest { operation, limits: *limits, room, shortfalls: Vec::new() })
+}
+
+/// Bytes per second that the link to `device` moves in copies of a chunk's size.
+pub fn link_rate(device: &Arc<Device>, store: &Store) -> Result<f64> {
+    Ok(Room::of(device, store, &DeviceLimits::default())?.link_bytes_per_second)
+}
+
 /// Estimates the times of each mode of `operation`, if one device has all of `store`.
 pub fn seconds(facts: &Facts, store: &Store, operation: &Operation) -> Result<Vec<ModeSeconds>> {
     let (samples, rates) = (Samples::new(store, operation)?, Rates::of(facts));

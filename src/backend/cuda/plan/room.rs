@@ -21,13 +21,24 @@ impl Room {
     pub(super) fn of(device: &Arc<Device>, store: &Store, limits: &DeviceLimits) -> Result<Self> {
         let free_bytes = device.free_bytes()?;
         let probe = store.buffer_bytes().clamp(1, PROBE_BYTES);
-        Ok(Self {
+        let link = device.link_bytes_per_second(store.sys(), probe)?;
+        Ok(Self::new(free_bytes, link, store, limits))
+    }
+
+    /// The memory of a device that has `free_bytes` free.
+    pub(super) fn new(
+        free_bytes: u64,
+        link_bytes_per_second: f64,
+        store: &Store,
+        limits: &DeviceLimits,
+    ) -> Self {
+        Self {
             free_bytes,
             bound: limits.memory.unwrap_or(u64::MAX).min(free_bytes - free_bytes / RESERVE),
             asked: limits.memory,
-            link_bytes_per_second: device.link_bytes_per_second(store.sys(), probe)?,
+            link_bytes_per_second,
             lanes: limits.lanes.unwrap_or(LANES).clamp(1, store.manifest().chunks.len().max(1)),
-        })
+        }
     }
 
     /// The most lanes, up to `lanes`, with which a plan fits if `bytes` gives its size. Otherwise an error that names
