@@ -2,7 +2,7 @@
 //!
 //! A reader sees its view's manifest, whose chunks count from 0, and never asks how many partitions there are. A
 //! chunk's header holds its number in the whole store and its partition, which identify it. Positions of nonzeros run
-//! through all partitions of a cover and restart at 0 in each cover.
+//! through all partitions of a cover and restart at 0 in each cover. If a view begins inside a cover, so do they.
 
 use super::{ChunkHeader, Partition, Store, chunk_name};
 use std::ops::Range;
@@ -17,7 +17,7 @@ pub(super) struct Place {
     at: usize,
     /// The number of that chunk in the store.
     number: usize,
-    /// Nonzeros of the cover before it.
+    /// What positions of its nonzeros are moved by, modulo 2^64.
     base: u64,
 }
 
@@ -70,7 +70,7 @@ impl Store {
     /// of the whole tensor.
     #[must_use]
     pub fn of_chunks(&self, chunks: Range<usize>) -> Self {
-        let (mut partitions, mut places) = (Vec::new(), Vec::new());
+        let (mut partitions, mut places, mut before) = (Vec::new(), Vec::new(), None);
         for ((place, (_, of)), partition) in
             self.places.iter().zip(self.parts()).zip(&self.manifest.partitions)
         {
@@ -80,7 +80,12 @@ impl Store {
             }
             let nnz = self.manifest.chunks[own.clone()].iter().map(|chunk| chunk.nnz).sum();
             let (at, number) = (own.start - chunks.start, place.number + own.start - place.at);
-            places.push(Place { at, number, ..*place });
+            let position = place.base.wrapping_add(self.manifest.chunks[own.start].first_nonzero);
+            if position == 0 {
+                before = Some(0);
+            }
+            let base = place.base.wrapping_sub(*before.get_or_insert(position));
+            places.push(Place { at, number, base, ..*place });
             partitions.push(Partition { chunks: own.len() as u64, nnz, hash: None, ..partition.clone() });
         }
         let manifest = Arc::new(self.manifest.of_chunks(chunks, partitions));
@@ -140,9 +145,9 @@ impl Store {
     }
 
     /// Adjusts the header of chunk `number` of the view: the position of its first nonzero becomes relative to
-    /// the cover.
+    /// the view's part of the cover.
     pub(super) fn in_cover(&self, mut header: ChunkHeader, number: usize) -> ChunkHeader {
-        header.first_nonzero += self.place(number).base;
+        header.first_nonzero = header.first_nonzero.wrapping_add(self.place(number).base);
         header
     }
 }

@@ -11,6 +11,7 @@ use blco::internals::store::Store;
 use blco::internals::stream::{Executor, Limits, plan};
 use blco::internals::sys::Sys;
 use blco::{Device, Engine, Modes};
+use std::ops::Range;
 
 const THREADS: [usize; 7] = [1, 2, 3, 5, 8, 16, 64];
 
@@ -167,6 +168,38 @@ fn own_rows_have_the_bits_of_all() {
                 }
             }
         });
+    }
+}
+
+/// As several processes compute: each its own chunks. They begin at any tile of a group, those of trees also inside a tile.
+#[test]
+fn shares_add_up_wherever_they_begin() {
+    let tensor = skewed(&[20_000, 50, 9000, 2], 60_000);
+    for kind in [Kind::Tiled, Kind::HocfsCsr, Kind::Mmcsf] {
+        let dir = tempfile::tempdir().unwrap();
+        let store = &packed(&tensor, &options(&dir.path().join("s"), kind, SMALL_CHUNKS));
+        let chunks = &store.manifest().chunks;
+        let starts = |share: &Range<usize>| !chunks[share.start].first_nonzero.is_multiple_of(4096);
+        let shares = [0, 1, 2].map(|k| k * chunks.len() / 3..(k + 1) * chunks.len() / 3);
+        assert!(shares.iter().any(starts), "{kind:?}: all shares begin with a group");
+        for threads in [1, 3] {
+            store.sys().pool(threads).unwrap().install(|| {
+                let of = |store: &Store| {
+                    one_mode_at_a_time(store, Mttkrp::alternating(store, 32, threads).unwrap())
+                };
+                let (whole, parts) = (of(store), shares.clone().map(|share| of(&store.of_chunks(share))));
+                for (pass, whole) in whole.iter().enumerate() {
+                    for (at, &whole) in whole.iter().enumerate() {
+                        let whole = f64::from_bits(whole);
+                        let sum: f64 = parts.iter().map(|part| f64::from_bits(part[pass][at])).sum();
+                        assert!(
+                            (sum - whole).abs() <= 1e-9 * whole.abs().max(1.0),
+                            "{kind:?}, {pass}, {at}: {sum}, {whole}"
+                        );
+                    }
+                }
+            });
+        }
     }
 }
 
