@@ -14,7 +14,9 @@ Columns = list[npt.NDArray[Any]]
 
 #: How names of tables end.
 _TABLES = tuple(
-    end + packed for end in (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".pq", ".arrow", ".arrows", ".feather") for packed in ("", ".gz", ".zst")
+    end + packed
+    for end in (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".pq", ".arrow", ".arrows", ".feather")
+    for packed in ("", ".gz", ".zst")
 )
 
 

@@ -39,7 +39,7 @@ pub struct Fibers<T> {
 }
 
 impl<T> Fibers<T> {
-    /// Coordinates and values, as a [`FiberSink`] gets them.
+    /// Coordinates and values, as a sink of fibers gets them.
     #[must_use]
     pub fn as_slices(&self) -> (&[u32], &[T]) {
         (&self.coordinates, &self.values)
