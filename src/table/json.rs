@@ -1,12 +1,11 @@
 //! JSON Lines: an object on each line. Its members are the columns; those of an object inside are named by their path,
 //! `request.path`. Text, numbers and booleans are fields as in CSV, `null` and a member that is missing are nulls, and a list is
-//! its text.
+//! its text. The columns are the members that the first 256 KiB have; a member that appears later is none.
 
+use super::NOT_UTF_8;
 use super::csv::RECORD_BYTES_MAX;
 use super::piece::{Piece, PieceFault, Row, Rules, Wrong};
-use super::time::Moment;
 use crate::error::{Error, Result};
-use jiff::tz::TimeZone;
 use serde::Deserialize;
 use serde::de::{DeserializeSeed, Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
@@ -115,8 +114,7 @@ fn each_member<'a>(
     if line.len() > RECORD_BYTES_MAX {
         return Err("a row of more than 16 MiB; end each object with a line feed".into());
     }
-    let text = std::str::from_utf8(line.trim_ascii_end())
-        .map_err(|_| "is not UTF-8; convert the file, for example from Latin-1: iconv -f LATIN1 -t UTF-8")?;
+    let text = std::str::from_utf8(line.trim_ascii_end()).map_err(|_| NOT_UTF_8)?;
     let mut path = String::new();
     Members { path: &mut path, enters: &enters, each: &mut each }.read(text).map_err(|e| no_object(&e))
 }
@@ -195,13 +193,5 @@ impl Row for Cells<'_> {
 
     fn text<'a>(&'a self, column: usize, _: &'a mut Vec<u8>) -> &'a [u8] {
         self.0[column].as_deref().unwrap_or_default().as_bytes()
-    }
-
-    fn number(&self, _: usize) -> Option<f64> {
-        None
-    }
-
-    fn moment(&self, _: usize, _: &TimeZone) -> Option<Moment> {
-        None
     }
 }

@@ -63,8 +63,8 @@ fn each_line(
             lines += 1;
             let wrong = |what: &str| Error::input(format!("{name}:{lines}"), what);
             let line = buffer[start..end].strip_suffix(b"\r").unwrap_or(&buffer[start..end]);
-            let what = "is not UTF-8; convert the file, for example from Latin-1: iconv -f LATIN1 -t UTF-8";
-            each(std::str::from_utf8(line).map_err(|_| wrong(what))?).map_err(|what| wrong(&what))?;
+            each(std::str::from_utf8(line).map_err(|_| wrong(super::NOT_UTF_8))?)
+                .map_err(|what| wrong(&what))?;
             start = end + 1;
         }
         if let Some(failure) = failure {

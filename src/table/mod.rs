@@ -35,6 +35,9 @@ pub use options::{Nulls, TableMode, TableOptions, Treatment, parse_modes, parse_
 pub use source::Table;
 pub use time::TimeBins;
 
+/// What is wrong with a text whose bytes are no characters, and what to do.
+const NOT_UTF_8: &str = "is not UTF-8; convert the file, for example from Latin-1: iconv -f LATIN1 -t UTF-8";
+
 /// A field as messages show it: in quotes, short, without what would break the line.
 pub(crate) fn shown(field: &[u8]) -> String {
     const SHOWN: usize = 40;

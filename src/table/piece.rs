@@ -259,10 +259,14 @@ pub trait Row {
     fn is_null(&self, column: usize) -> bool;
     /// What the column holds, as text; `buffer` may hold it.
     fn text<'a>(&'a self, column: usize, buffer: &'a mut Vec<u8>) -> &'a [u8];
-    /// The number that the column holds, unless it holds text.
-    fn number(&self, column: usize) -> Option<f64>;
+    /// The number that the column holds, unless it holds text, as all columns of a text do.
+    fn number(&self, _column: usize) -> Option<f64> {
+        None
+    }
     /// The time that the column holds, unless it holds text or numbers; on a clock in `zone`.
-    fn moment(&self, column: usize, zone: &TimeZone) -> Option<Moment>;
+    fn moment(&self, _column: usize, _zone: &TimeZone) -> Option<Moment> {
+        None
+    }
 }
 
 /// A record of a text.
@@ -279,14 +283,6 @@ impl Row for Record<'_> {
 
     fn text<'a>(&'a self, column: usize, buffer: &'a mut Vec<u8>) -> &'a [u8] {
         self.fields[column].bytes(self.text, self.quote, buffer)
-    }
-
-    fn number(&self, _: usize) -> Option<f64> {
-        None
-    }
-
-    fn moment(&self, _: usize, _: &TimeZone) -> Option<Moment> {
-        None
     }
 }
 
@@ -344,8 +340,7 @@ fn check_record(rules: &Rules, record: &Record<'_>, at: (usize, usize), valid: u
     let has_header = rules.written.is_some_and(Written::has_header);
     if at.1 > valid {
         let column = fields.iter().position(|field| field.end > valid).unwrap_or(fields.len() - 1);
-        let what = "is not UTF-8; convert the file, for example from Latin-1: iconv -f LATIN1 -t UTF-8";
-        return Err((Some(column), what.into()));
+        return Err((Some(column), super::NOT_UTF_8.into()));
     }
     if at.1 - at.0 > RECORD_BYTES_MAX {
         let what = "a row of more than 16 MiB; a quote may not be closed: close it, or give --quote none";
