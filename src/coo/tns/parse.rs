@@ -184,7 +184,34 @@ fn underflows(number: f64, text: &[u8]) -> bool {
 /// The digits from `at` on as a number modulo 2^64, and where they end.
 #[inline]
 fn digits(text: &[u8], at: usize) -> (u64, usize) {
-    let mut number = 0u64;
+    let Some(word) = text.get(at..).and_then(|rest| rest.first_chunk()) else {
+        return more_digits(0, text, at);
+    };
+    match leading_digits(u64::from_le_bytes(*word)) {
+        (number, 8) => more_digits(number, text, at + 8),
+        (number, n) => (number, at + n as usize),
+    }
+}
+
+/// The digits at the beginning of eight bytes of text, the first byte lowest, as a number, and how many they are. All at once:
+/// a loop that ends after a varying number of digits is mispredicted for most fields.
+#[inline]
+fn leading_digits(word: u64) -> (u64, u32) {
+    const EACH: u64 = 0x0101_0101_0101_0101;
+    let values = word ^ (EACH * u64::from(b'0'));
+    // The highest bit of a byte is set where its value exceeds 9. A carry only reaches bytes behind such a byte.
+    let others = (values.wrapping_add(EACH * 0x76) | values) & (EACH * 0x80);
+    let n = others.trailing_zeros() / 8;
+    // Zeros go before the digits, in place of what follows them.
+    let values = values.checked_shl(u64::BITS - 8 * n).unwrap_or(0);
+    let pairs = values.wrapping_mul(10).wrapping_add(values >> 8) & 0x00ff_00ff_00ff_00ff;
+    let fours = pairs.wrapping_mul(100).wrapping_add(pairs >> 16) & 0x0000_ffff_0000_ffff;
+    (fours.wrapping_mul(10_000).wrapping_add(fours >> 32) & 0xffff_ffff, n)
+}
+
+/// Continues `number` with the digits from `at` on.
+#[inline]
+fn more_digits(mut number: u64, text: &[u8], at: usize) -> (u64, usize) {
     let mut end = at;
     while let Some(digit) = text.get(end).map(|b| b.wrapping_sub(b'0')).filter(|&d| d < 10) {
         number = number.wrapping_mul(10).wrapping_add(u64::from(digit));
@@ -402,4 +429,31 @@ fn careful_value(field: &[u8]) -> StdResult<f64, String> {
 /// The digits without leading zeros.
 fn significant(digits: &[u8]) -> &[u8] {
     &digits[digits.iter().position(|&b| b != b'0').unwrap_or(digits.len())..]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Numbers of 0 to 25 digits, at every distance from the end of the text, before every byte.
+    #[test]
+    fn digits_are_read_as_one_by_one() {
+        let all = b"0987612345678901234567890";
+        for n in 0..=all.len() {
+            for after in 0..=u8::MAX {
+                for behind in [0, 1, 6, 7, 8, 20] {
+                    let mut text = b"x ".to_vec();
+                    text.extend_from_slice(&all[..n]);
+                    text.extend(std::iter::repeat_n(after, behind));
+                    assert_eq!(
+                        digits(&text, 2),
+                        more_digits(0, &text, 2),
+                        "{n} digits before {behind} of {after}"
+                    );
+                }
+            }
+        }
+        assert_eq!(digits(b"12345678 9", 0), (12_345_678, 8));
+        assert_eq!(digits(b"1234567 89", 0), (1_234_567, 7));
+    }
 }
