@@ -9,7 +9,7 @@
 
 use crate::dense::Real;
 use crate::shape::ORDER_MAX;
-use pulp::Simd;
+use pulp::{Simd, WithSimd};
 
 /// Bytes of a cache line and of the widest vector.
 pub const LINE_BYTES: usize = 64;
@@ -48,15 +48,27 @@ pub fn stride<T>(rank: usize) -> usize {
     rank.next_multiple_of(LINE_BYTES / size_of::<T>())
 }
 
-/// Calls a body with order and rank as constants.
+/// Whether vectors have one number, which means that the machine's are not used. Bodies are not specialized then.
+const fn is_scalar<T: Real, S: Simd>() -> bool {
+    size_of::<T::Vector<S>>() == size_of::<T>()
+}
+
+/// Runs a body as a function of its own. Compiled into their callers, bodies became functions so large that these took
+/// minutes to compile.
+#[inline(never)]
+fn apart<S: Simd, B: WithSimd>(simd: S, body: B) -> B::Output {
+    simd.vectorize(body)
+}
+
+/// Runs a body with order and rank as constants.
 macro_rules! by_rank {
-    ($body:ident, [$($modes:literal),*], $rank:expr, ($($argument:expr),*)) => {
+    ($body:ident, [$($modes:literal),*], $rank:expr, $simd:ident, $fields:tt) => {
         match $rank {
-            8 => $body::<T, S, $($modes,)* 8>($($argument),*),
-            16 => $body::<T, S, $($modes,)* 16>($($argument),*),
-            32 => $body::<T, S, $($modes,)* 32>($($argument),*),
-            64 => $body::<T, S, $($modes,)* 64>($($argument),*),
-            _ => $body::<T, S, $($modes,)* 0>($($argument),*),
+            8 => apart($simd, $body::<T, $($modes,)* 8> $fields),
+            16 => apart($simd, $body::<T, $($modes,)* 16> $fields),
+            32 => apart($simd, $body::<T, $($modes,)* 32> $fields),
+            64 => apart($simd, $body::<T, $($modes,)* 64> $fields),
+            _ => apart($simd, $body::<T, $($modes,)* 0> $fields),
         }
     };
 }
@@ -64,27 +76,33 @@ macro_rules! by_rank {
 /// Adds every nonzero to its row of `sums` in every mode.
 #[inline(always)]
 pub fn all_modes<T: Real, S: Simd>(simd: S, tile: &Shared<'_, T>, sums: &mut [&mut [f64]]) {
+    if const { is_scalar::<T, S>() } {
+        return apart(simd, All::<T, 0, 0> { tile, sums });
+    }
     match sums.len() {
-        3 => by_rank!(all, [3], tile.stride, (simd, tile, sums)),
-        4 => by_rank!(all, [4], tile.stride, (simd, tile, sums)),
-        _ => by_rank!(all, [0], tile.stride, (simd, tile, sums)),
+        3 => by_rank!(All, [3], tile.stride, simd, { tile, sums }),
+        4 => by_rank!(All, [4], tile.stride, simd, { tile, sums }),
+        _ => by_rank!(All, [0], tile.stride, simd, { tile, sums }),
     }
 }
 
 /// Adds every nonzero to its row of `sums`.
 #[inline(always)]
 pub fn one_mode<T: Real, S: Simd>(simd: S, tile: &Single<'_, T>, sums: &mut [f64]) {
+    if const { is_scalar::<T, S>() } {
+        return apart(simd, One::<T, 0, 0, 0> { tile, sums });
+    }
     // Bodies with a constant rank know the stride.
     let rank = if tile.stride == stride::<T>(tile.rank) { tile.rank } else { 0 };
     match (tile.others, tile.before) {
-        (2, 0) => by_rank!(one, [2, 0], rank, (simd, tile, sums)),
-        (2, 1) => by_rank!(one, [2, 1], rank, (simd, tile, sums)),
-        (2, 2) => by_rank!(one, [2, 2], rank, (simd, tile, sums)),
-        (3, 0) => by_rank!(one, [3, 0], rank, (simd, tile, sums)),
-        (3, 1) => by_rank!(one, [3, 1], rank, (simd, tile, sums)),
-        (3, 2) => by_rank!(one, [3, 2], rank, (simd, tile, sums)),
-        (3, 3) => by_rank!(one, [3, 3], rank, (simd, tile, sums)),
-        _ => by_rank!(one, [0, 0], rank, (simd, tile, sums)),
+        (2, 0) => by_rank!(One, [2, 0], rank, simd, { tile, sums }),
+        (2, 1) => by_rank!(One, [2, 1], rank, simd, { tile, sums }),
+        (2, 2) => by_rank!(One, [2, 2], rank, simd, { tile, sums }),
+        (3, 0) => by_rank!(One, [3, 0], rank, simd, { tile, sums }),
+        (3, 1) => by_rank!(One, [3, 1], rank, simd, { tile, sums }),
+        (3, 2) => by_rank!(One, [3, 2], rank, simd, { tile, sums }),
+        (3, 3) => by_rank!(One, [3, 3], rank, simd, { tile, sums }),
+        _ => by_rank!(One, [0, 0], rank, simd, { tile, sums }),
     }
 }
 
@@ -131,6 +149,21 @@ fn row_mut<T, const LENGTH: usize>(table: &mut [T], place: u32, length: usize) -
     }
 }
 
+/// The body of [`all_modes`].
+struct All<'a, 's, T, const ORDER: usize, const RANK: usize> {
+    tile: &'a Shared<'a, T>,
+    sums: &'a mut [&'s mut [f64]],
+}
+
+impl<T: Real, const ORDER: usize, const RANK: usize> WithSimd for All<'_, '_, T, ORDER, RANK> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        all::<T, S, ORDER, RANK>(simd, self.tile, self.sums);
+    }
+}
+
 #[inline(always)]
 fn all<T: Real, S: Simd, const ORDER: usize, const RANK: usize>(
     simd: S,
@@ -165,6 +198,23 @@ fn all<T: Real, S: Simd, const ORDER: usize, const RANK: usize>(
                 }
             }
         }
+    }
+}
+
+/// The body of [`one_mode`].
+struct One<'a, T, const OTHERS: usize, const BEFORE: usize, const RANK: usize> {
+    tile: &'a Single<'a, T>,
+    sums: &'a mut [f64],
+}
+
+impl<T: Real, const OTHERS: usize, const BEFORE: usize, const RANK: usize> WithSimd
+    for One<'_, T, OTHERS, BEFORE, RANK>
+{
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        one::<T, S, OTHERS, BEFORE, RANK>(simd, self.tile, self.sums);
     }
 }
 
@@ -284,20 +334,41 @@ const FETCHED: usize = 12;
 /// Adds runs to their rows of `sums`. With `each`, sets row i to the sum of run i, from zero.
 #[inline(always)]
 pub fn runs<T: Real, S: Simd>(simd: S, list: &RunList<'_, T>, each: bool, sums: &mut [f64]) {
+    if const { is_scalar::<T, S>() } {
+        return apart(simd, Runs::<T, 0, 0, 0> { list, each, sums });
+    }
     match (list.others, list.before) {
-        (2, 0) => by_rank!(add_runs, [2, 0], list.rank, (simd, list, each, sums)),
-        (2, 1) => by_rank!(add_runs, [2, 1], list.rank, (simd, list, each, sums)),
-        (2, 2) => by_rank!(add_runs, [2, 2], list.rank, (simd, list, each, sums)),
-        (3, 0) => by_rank!(add_runs, [3, 0], list.rank, (simd, list, each, sums)),
-        (3, 1) => by_rank!(add_runs, [3, 1], list.rank, (simd, list, each, sums)),
-        (3, 2) => by_rank!(add_runs, [3, 2], list.rank, (simd, list, each, sums)),
-        (3, 3) => by_rank!(add_runs, [3, 3], list.rank, (simd, list, each, sums)),
-        (4, 0) => by_rank!(add_runs, [4, 0], list.rank, (simd, list, each, sums)),
-        (4, 1) => by_rank!(add_runs, [4, 1], list.rank, (simd, list, each, sums)),
-        (4, 2) => by_rank!(add_runs, [4, 2], list.rank, (simd, list, each, sums)),
-        (4, 3) => by_rank!(add_runs, [4, 3], list.rank, (simd, list, each, sums)),
-        (4, 4) => by_rank!(add_runs, [4, 4], list.rank, (simd, list, each, sums)),
-        _ => by_rank!(add_runs, [0, 0], list.rank, (simd, list, each, sums)),
+        (2, 0) => by_rank!(Runs, [2, 0], list.rank, simd, { list, each, sums }),
+        (2, 1) => by_rank!(Runs, [2, 1], list.rank, simd, { list, each, sums }),
+        (2, 2) => by_rank!(Runs, [2, 2], list.rank, simd, { list, each, sums }),
+        (3, 0) => by_rank!(Runs, [3, 0], list.rank, simd, { list, each, sums }),
+        (3, 1) => by_rank!(Runs, [3, 1], list.rank, simd, { list, each, sums }),
+        (3, 2) => by_rank!(Runs, [3, 2], list.rank, simd, { list, each, sums }),
+        (3, 3) => by_rank!(Runs, [3, 3], list.rank, simd, { list, each, sums }),
+        (4, 0) => by_rank!(Runs, [4, 0], list.rank, simd, { list, each, sums }),
+        (4, 1) => by_rank!(Runs, [4, 1], list.rank, simd, { list, each, sums }),
+        (4, 2) => by_rank!(Runs, [4, 2], list.rank, simd, { list, each, sums }),
+        (4, 3) => by_rank!(Runs, [4, 3], list.rank, simd, { list, each, sums }),
+        (4, 4) => by_rank!(Runs, [4, 4], list.rank, simd, { list, each, sums }),
+        _ => by_rank!(Runs, [0, 0], list.rank, simd, { list, each, sums }),
+    }
+}
+
+/// The body of [`runs`].
+struct Runs<'a, T, const OTHERS: usize, const BEFORE: usize, const RANK: usize> {
+    list: &'a RunList<'a, T>,
+    each: bool,
+    sums: &'a mut [f64],
+}
+
+impl<T: Real, const OTHERS: usize, const BEFORE: usize, const RANK: usize> WithSimd
+    for Runs<'_, T, OTHERS, BEFORE, RANK>
+{
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        add_runs::<T, S, OTHERS, BEFORE, RANK>(simd, self.list, self.each, self.sums);
     }
 }
 
