@@ -10,6 +10,7 @@ use crate::store::{ChunkHeader, Partition, Store};
 use crate::stream::{Backend, DevicePass, Free, Inspector, LoadedChunk, Span, Stage};
 use crate::sys::{PageBuf, Sys};
 use rayon::prelude::*;
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
@@ -34,7 +35,7 @@ pub trait HostOp {
         Ok(())
     }
 
-    /// Whether it works on tiles: one that takes all it needs from [`HostOp::chunk`] does not.
+    /// Whether [`HostOp::batch`] is to get the tiles of the chunks that come now: not where [`HostOp::chunk`] takes all that it needs.
     #[doc(hidden)]
     fn takes_tiles(&self) -> bool {
         true
@@ -209,6 +210,72 @@ impl<'a> Tiles<'a> {
     }
 }
 
+/// Room for decoded tiles of a tensor.
+#[derive(Debug)]
+pub(crate) struct TileRoom {
+    order: usize,
+    metas: Vec<TileMeta>,
+    indices: Vec<u32>,
+    values: Vec<f64>,
+}
+
+impl TileRoom {
+    /// For `tiles` tiles of a tensor of `order`.
+    pub(crate) fn new(sys: &Sys, order: usize, tiles: usize) -> Result<Self> {
+        Ok(Self {
+            order,
+            metas: sys.vec(TileMeta::default(), tiles)?,
+            indices: sys.vec(0, tiles * order * TILE_NNZ)?,
+            values: sys.vec(0.0, tiles * TILE_NNZ)?,
+        })
+    }
+
+    /// Bytes of such a room.
+    pub(crate) fn bytes(order: usize, tiles: usize) -> u64 {
+        (tiles * (TILE_NNZ * (4 * order + 8) + size_of::<TileMeta>())) as u64
+    }
+
+    /// Decodes consecutive tiles of a chunk on this thread.
+    pub(crate) fn decode(
+        &mut self,
+        view: &ChunkView<'_>,
+        tiles: Range<usize>,
+        vectors: pulp::Arch,
+    ) -> Result<Tiles<'_>> {
+        let indices = self.indices.chunks_exact_mut(self.order * TILE_NNZ);
+        let rooms = indices.zip(self.values.chunks_exact_mut(TILE_NNZ)).zip(&mut self.metas);
+        for (t, ((indices, values), meta)) in tiles.clone().zip(rooms) {
+            vectors.dispatch(DecodeTile { view, t, indices, values, meta })?;
+        }
+        Ok(self.tiles(view, tiles))
+    }
+
+    /// The same on all threads.
+    fn par_decode(
+        &mut self,
+        view: &ChunkView<'_>,
+        tiles: Range<usize>,
+        vectors: pulp::Arch,
+    ) -> Result<Tiles<'_>> {
+        let indices = self.indices.par_chunks_exact_mut(self.order * TILE_NNZ);
+        let rooms = indices.zip(self.values.par_chunks_exact_mut(TILE_NNZ)).zip(&mut self.metas);
+        rooms.zip(tiles.clone()).try_for_each(|(((indices, values), meta), t)| {
+            vectors.dispatch(DecodeTile { view, t, indices, values, meta })
+        })?;
+        Ok(self.tiles(view, tiles))
+    }
+
+    fn tiles(&self, view: &ChunkView<'_>, tiles: Range<usize>) -> Tiles<'_> {
+        Tiles {
+            first_tile: view.first_tile() + tiles.start as u64,
+            order: self.order,
+            metas: &self.metas[..tiles.len()],
+            indices: &self.indices,
+            values: &self.values,
+        }
+    }
+}
+
 /// Runs an operation on the host.
 #[derive(Debug)]
 pub struct HostBackend<O> {
@@ -220,14 +287,11 @@ pub struct HostBackend<O> {
 #[derive(Debug)]
 struct Host {
     sys: Sys,
-    order: usize,
     /// Of each partition of the store's view, by its number in the store; the one at `part` decodes.
     decoders: Arc<[(u32, Decoder)]>,
     part: Option<usize>,
     store_path: PathBuf,
-    metas: Vec<TileMeta>,
-    indices: Vec<u32>,
-    values: Vec<f64>,
+    room: TileRoom,
     free: Option<Free<PageBuf>>,
     vectors: pulp::Arch,
     /// What the next pass is to check.
@@ -247,7 +311,7 @@ pub fn computing_bytes(threads: usize) -> u64 {
 /// [`HostBackend::new`].
 #[must_use]
 pub fn decoded_bytes(order: usize, threads: usize) -> u64 {
-    (batch_tiles(threads) * (TILE_NNZ * (4 * order + 8) + size_of::<TileMeta>())) as u64
+    TileRoom::bytes(order, batch_tiles(threads))
 }
 
 impl<O: HostOp> HostBackend<O> {
@@ -258,17 +322,13 @@ impl<O: HostOp> HostBackend<O> {
 
     /// Like [`HostBackend::new`], with batches for an operation that `threads` threads share.
     pub fn for_threads(store: &Store, op: O, threads: usize) -> Result<Self> {
-        let (sys, manifest, tiles) = (store.sys(), store.manifest(), batch_tiles(threads));
-        let order = manifest.shape.order();
+        let (sys, order) = (store.sys(), store.manifest().shape.order());
         let host = Host {
             sys: sys.clone(),
-            order,
             decoders: decoders(store),
             part: None,
             store_path: store.path().to_path_buf(),
-            metas: sys.vec(TileMeta::default(), tiles)?,
-            indices: sys.vec(0, tiles * order * TILE_NNZ)?,
-            values: sys.vec(0.0, tiles * TILE_NNZ)?,
+            room: TileRoom::new(sys, order, batch_tiles(threads))?,
             free: None,
             vectors: Vectors::Widest.arch(),
             squares: None,
@@ -305,30 +365,6 @@ impl<O: HostOp> HostBackend<O> {
     /// The operation alone.
     pub fn into_op(self) -> O {
         self.op
-    }
-}
-
-impl Host {
-    /// Decodes `tiles` tiles of a chunk from `first` on. (Not in the generic backend, where it would be compiled again
-    /// for each operation.)
-    fn decode(&mut self, view: &ChunkView<'_>, first: usize, tiles: usize) -> Result<Tiles<'_>> {
-        let (order, vectors) = (self.order, self.vectors);
-        let rooms = self
-            .indices
-            .par_chunks_exact_mut(order * TILE_NNZ)
-            .zip(self.values.par_chunks_exact_mut(TILE_NNZ))
-            .zip(&mut self.metas)
-            .take(tiles);
-        rooms.enumerate().try_for_each(|(t, ((indices, values), meta))| {
-            vectors.dispatch(DecodeTile { view, t: first + t, indices, values, meta })
-        })?;
-        Ok(Tiles {
-            first_tile: view.first_tile() + first as u64,
-            order,
-            metas: &self.metas[..tiles],
-            indices: &self.indices,
-            values: &self.values,
-        })
     }
 }
 
@@ -409,9 +445,10 @@ impl<O: HostOp> Backend for HostBackend<O> {
         }
         op.chunk(&view)?;
         let tiles_of_chunk = if op.takes_tiles() { view.tiles() } else { 0 };
-        let most = host.metas.len();
+        let most = host.room.metas.len();
         for first in (0..tiles_of_chunk).step_by(most) {
-            op.batch(&host.decode(&view, first, (tiles_of_chunk - first).min(most))?)?;
+            let tiles = first..tiles_of_chunk.min(first + most);
+            op.batch(&host.room.par_decode(&view, tiles, host.vectors)?)?;
         }
         drop(view);
         host.free = Some(Free { buffer, owner });

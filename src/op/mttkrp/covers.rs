@@ -177,6 +177,10 @@ impl<T: Real> HostOp for ByCover<'_, T> {
         self.ops[op].part(part)
     }
 
+    fn takes_tiles(&self) -> bool {
+        self.ops[self.now].takes_tiles()
+    }
+
     fn chunk(&mut self, chunk: &ChunkView<'_>) -> Result<()> {
         self.ops[self.now].chunk(chunk)
     }

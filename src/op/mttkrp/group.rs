@@ -109,7 +109,7 @@ pub struct Group {
     pub number: u64,
     /// Nonzeros so far.
     pub nnz: usize,
-    /// Its tiles in the current batch.
+    /// Its tiles among those that are decoded.
     pub tiles: Range<usize>,
     /// In the order of the computed modes.
     pub modes: Vec<ModeSums>,
@@ -184,7 +184,6 @@ impl<T: Real> Tables<T> {
 /// The inputs of all groups.
 #[derive(Clone, Copy, Debug)]
 pub struct Inputs<'a, T> {
-    pub batch: &'a Tiles<'a>,
     pub factors: &'a [MatrixRef<'a, T>],
     /// The factors of modes with copies, with aligned rows, if all modes are computed.
     pub aligned: &'a [AlignedRows<T>],
@@ -205,12 +204,14 @@ pub struct Inputs<'a, T> {
     pub own: OwnRows,
 }
 
-/// Adds a group's nonzeros from a batch to its slots and its copy.
+/// Adds a group's nonzeros to its slots and its copy.
 pub struct GroupWork<'a, T> {
     pub group: &'a mut Group,
     /// The copy of each computed mode; empty for modes without copies.
     pub copy: &'a mut [AlignedRows<f64>],
     pub tables: &'a mut Tables<T>,
+    /// Decoded tiles, among which are the group's.
+    pub tiles: &'a Tiles<'a>,
     pub inputs: Inputs<'a, T>,
 }
 
@@ -225,7 +226,7 @@ impl<T: Real> pulp::WithSimd for GroupWork<'_, T> {
         }
         self.start();
         for t in self.group.tiles.clone() {
-            let tile = self.inputs.batch.tile(t);
+            let tile = self.tiles.tile(t);
             self.group.nnz += tile.nnz;
             let own_nonzeros;
             let tile = if self.inputs.own.is_all() {
@@ -257,13 +258,13 @@ impl<T: Real> GroupWork<'_, T> {
     /// Prepares the tables for the rows to come and those already met.
     #[inline(always)]
     fn start(&mut self) {
-        let Inputs { batch, factors, stride, modes, all, .. } = self.inputs;
+        let Inputs { factors, stride, modes, all, .. } = self.inputs;
         for (k, (&(m, strategy), sums)) in modes.iter().zip(&self.group.modes).enumerate() {
             if strategy != Strategy::Slots {
                 continue;
             }
             let (mut low, mut high) = (u32::MAX, 0);
-            let of_tiles = self.group.tiles.clone().map(|t| batch.range(t, m));
+            let of_tiles = self.group.tiles.clone().map(|t| self.tiles.range(t, m));
             for (first, last) in of_tiles.chain(sums.rows.iter().map(|&row| (row, row))) {
                 (low, high) = (low.min(first), high.max(last));
             }

@@ -31,10 +31,11 @@ pub(super) mod rows;
 pub use covers::{ByCover, Served, served, serving, serving_bytes, serving_view};
 pub use group::Strategy;
 
-use crate::backend::host::{HostOp, Tiles, Vectors, computing_bytes};
+use crate::backend::host::{HostOp, TileRoom, Tiles, Vectors, computing_bytes};
 use crate::dense::{Matrix, MatrixRef, Real};
 use crate::encoding::TILE_NNZ;
 use crate::error::{Error, Result};
+use crate::format::ChunkView;
 use crate::shape::ModeOrder;
 use crate::store::{Manifest, Store};
 use crate::sys::Sys;
@@ -42,7 +43,7 @@ use crate::sys::sync::{Mutex, at_once};
 use group::{COPIES, Commit, Group, GroupWork, Inputs, Tables};
 use lists::Stretch;
 use mode_sorted::{Gathered, ModeSorted};
-use queue::{OrderedCommit, Shift, WorkQueue, Workspace};
+use queue::{OrderedCommit, Shift, TileSource, WorkQueue, Workspace};
 use rayon::prelude::*;
 use rows::{AlignedRows, OwnRows};
 use std::sync::PoisonError;
@@ -252,6 +253,11 @@ impl MttkrpMemory {
         (0..manifest.shape.order()).map(each).reduce(most).expect("a shape has modes")
     }
 
+    /// Whether threads decode the tiles of their groups. (Lists take the tiles of all.)
+    fn decodes(&self) -> bool {
+        self.listed.is_none()
+    }
+
     /// The number of levels, if nonzeros form a tree.
     fn levels(&self) -> Option<usize> {
         has_trees(&self.trees).then_some(self.order)
@@ -261,7 +267,8 @@ impl MttkrpMemory {
         let copied: usize = self.copied.iter().map(|rows| rows * self.stride).sum();
         let aligned = if self.all { copied * size_of::<T>() } else { 0 };
         let workspace = Group::bytes(&self.slots, self.stride, self.levels())
-            + Tables::<T>::bytes(&self.slots, self.stride, self.all);
+            + Tables::<T>::bytes(&self.slots, self.stride, self.all)
+            + if self.decodes() { TileRoom::bytes(self.order, GROUP_TILES) } else { 0 };
         let workspaces = self.workspaces as u64 * workspace + computing_bytes(self.workspaces);
         let lists = self.listed.map_or(0, |(order, nnz)| Stretch::bytes(order, nnz, self.rank));
         workspaces + lists + (COPIES * copied * size_of::<f64>() + aligned) as u64
@@ -438,8 +445,10 @@ impl<'a, T: Real> Mttkrp<'a, T> {
     ) -> Result<Self> {
         let (rank, stride) = (room.rank, room.stride);
         let workspace = |_| -> Result<_> {
+            let group = Group::new(sys, &room.slots, stride, room.levels())?;
             let tables = Tables::new(sys, &room.slots, stride, room.all)?;
-            Ok((Group::new(sys, &room.slots, stride, room.levels())?, tables))
+            let room = room.decodes().then(|| TileRoom::new(sys, room.order, GROUP_TILES)).transpose()?;
+            Ok(Workspace { group, tables, room })
         };
         let copy = |&rows: &usize| {
             let mut sums = AlignedRows::new(sys, rows * stride)?;
@@ -683,16 +692,58 @@ impl<T: Real> Mttkrp<'_, T> {
         let factors = &self.factors.views();
         let Scratch { rank, stride, vectors, modes, wide, own, copies, open, trees, part, .. } =
             &mut self.scratch;
-        let (Some((group, tables)), tree @ Some(_)) = (open, trees[*part]) else { return };
+        let (Some(Workspace { group, tables, .. }), tree @ Some(_)) = (open, trees[*part]) else { return };
         group.tiles = 0..0;
-        let batch = &Tiles::none(factors.len());
+        let tiles = &Tiles::none(factors.len());
         let (rank, stride, wide, own) = (*rank, *stride, *wide, *own);
         let (aligned, all, ends) = (&[][..], false, true);
-        let inputs = Inputs { batch, factors, aligned, rank, stride, modes, all, wide, tree, ends, own };
+        let inputs = Inputs { factors, aligned, rank, stride, modes, all, wide, tree, ends, own };
         #[expect(clippy::cast_possible_truncation, reason = "less than COPIES")]
         let copy = copies[(group.number % COPIES as u64) as usize].get_mut();
         let copy = copy.unwrap_or_else(PoisonError::into_inner);
-        vectors.arch().dispatch(GroupWork { group, copy, tables, inputs });
+        vectors.arch().dispatch(GroupWork { group, copy, tables, tiles, inputs });
+    }
+}
+
+impl<T: Real> Mttkrp<'_, T> {
+    /// Whether threads decode the tiles of their groups.
+    fn decodes(&self) -> bool {
+        let Scratch { workspaces, open, kept, .. } = &self.scratch;
+        let has_room = workspaces.iter().chain(open).all(|workspace| workspace.room.is_some());
+        has_room && !matches!(kept, Kept::Gathered(_))
+    }
+
+    /// Adds the nonzeros of tiles to the modes with copies or slots.
+    fn add_groups(&mut self, tiles: TileSource<'_>) -> Result<()> {
+        let groups = tiles.groups();
+        // Left by a pass that ended early.
+        let tree = self.scratch.trees[self.scratch.part];
+        let own = self.scratch.own_in_tiles();
+        let Scratch { rank, stride, vectors, modes, all, wide, aligned, copies, workspaces, open, .. } =
+            &mut self.scratch;
+        workspaces.extend(open.take_if(|open| open.group.number != groups.start));
+        // A single mode reads factor rows unaligned, and then every load of a wider vector would cross a cache line.
+        let narrow = !*all && *vectors == Vectors::Widest;
+        let vectors = vectors.arch();
+        let vectors = [if narrow { Vectors::Avx2.arch() } else { vectors }, vectors];
+        let (rank, stride, all, wide) = (*rank, *stride, *all, *wide);
+        let factors = &self.factors.views();
+        let ends = false;
+        let inputs = Inputs { factors, aligned, rank, stride, modes, all, wide, tree, ends, own };
+        let first = groups.start;
+        let threads = workspaces.len() + usize::from(open.is_some());
+        let in_order = modes.iter().any(|&(_, strategy)| strategy == Strategy::Slots);
+        let results = self.results.iter_mut().zip(&*modes).filter(|_| in_order);
+        let commits = results.map(|(result, &(_, strategy))| {
+            let adding = if strategy == Strategy::Slots { threads } else { 1 };
+            OrderedCommit::new(first, result.sums_mut(rank), rank, adding)
+        });
+        let commits = commits.collect();
+        let queue = Mutex::new(WorkQueue::new(groups, in_order, workspaces, open));
+        let failed = Mutex::new(None);
+        let shift = Shift { tiles, inputs, copies, queue, commits, vectors, failed };
+        at_once(threads, || shift.work());
+        shift.failed.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
     }
 }
 
@@ -706,7 +757,21 @@ impl<T: Real> HostOp for Mttkrp<'_, T> {
         matches!(self.scratch.kept, Kept::ModeSorted(_))
     }
 
+    fn takes_tiles(&self) -> bool {
+        !self.decodes()
+    }
+
+    fn chunk(&mut self, chunk: &ChunkView<'_>) -> Result<()> {
+        if self.decodes() && !self.holds_store() {
+            self.add_groups(TileSource::Chunk(chunk, self.scratch.vectors.arch()))?;
+        }
+        Ok(())
+    }
+
     fn batch(&mut self, batch: &Tiles<'_>) -> Result<()> {
+        if self.decodes() {
+            return Ok(());
+        }
         match &mut self.scratch.kept {
             Kept::Nothing => {}
             Kept::Gathered(gathered) => gathered.take(batch),
@@ -720,33 +785,7 @@ impl<T: Real> HostOp for Mttkrp<'_, T> {
         if listed == self.scratch.modes.len() {
             return Ok(());
         }
-        let group_of = |tile: usize| (batch.first_tile + tile as u64) / GROUP_TILES as u64;
-        let groups = group_of(0)..group_of(batch.tiles() - 1) + 1;
-        // Left by a pass that ended early.
-        let tree = self.scratch.trees[self.scratch.part];
-        let own = self.scratch.own_in_tiles();
-        let Scratch { rank, stride, vectors, modes, all, wide, aligned, copies, workspaces, open, .. } =
-            &mut self.scratch;
-        workspaces.extend(open.take_if(|(group, _)| group.number != groups.start));
-        // A single mode reads factor rows unaligned, and then every load of a wider vector would cross a cache line.
-        let narrow = !*all && *vectors == Vectors::Widest;
-        let vectors = vectors.arch();
-        let vectors = [if narrow { Vectors::Avx2.arch() } else { vectors }, vectors];
-        let (rank, stride, all, wide) = (*rank, *stride, *all, *wide);
-        let factors = &self.factors.views();
-        let ends = false;
-        let inputs = Inputs { batch, factors, aligned, rank, stride, modes, all, wide, tree, ends, own };
-        let first = groups.start;
-        let threads = workspaces.len() + usize::from(open.is_some());
-        let results = self.results.iter_mut().zip(&*modes).map(|(result, &(_, strategy))| {
-            let adding = if strategy == Strategy::Slots { threads } else { 1 };
-            OrderedCommit::new(first, result.sums_mut(rank), rank, adding)
-        });
-        let commits = results.collect();
-        let queue = Mutex::new(WorkQueue::new(groups, workspaces, open));
-        let shift = Shift { inputs, copies, queue, commits, vectors };
-        at_once(threads, || shift.work());
-        Ok(())
+        self.add_groups(TileSource::Decoded(batch))
     }
 
     /// Adds the last group of the store, which may be incomplete. Sums of modes with copies become the sums of the
@@ -762,8 +801,8 @@ impl<T: Real> HostOp for Mttkrp<'_, T> {
         if let Some(mut workspace) = scratch.open.take() {
             for (mode, result) in self.results.iter_mut().enumerate() {
                 if scratch.modes[mode].1 == Strategy::Slots {
-                    workspace.0.modes[mode].sort(result.rows, 1);
-                    let (group, sums) = (&workspace.0, result.sums_mut(rank));
+                    workspace.group.modes[mode].sort(result.rows, 1);
+                    let (group, sums) = (&workspace.group, result.sums_mut(rank));
                     let all = Commit { group, mode, range: 0, first_row: 0, rank, stride, sums };
                     scratch.vectors.arch().dispatch(all);
                 }
