@@ -133,7 +133,7 @@ impl TreeView<'_> {
             let firsts = below.firsts[fibers..to].iter_mut().zip(&nodes.starts[from..]);
             #[expect(clippy::cast_possible_truncation, reason = "less than a tile from the first")]
             firsts.for_each(|(to, start)| *to = start.saturating_sub(first) as u16);
-            let numbers = below.nodes[fibers..to].iter_mut().zip(node as u32..);
+            let numbers = below.nodes[fibers..to].iter_mut().zip(u32::try_from(node).unwrap_or(u32::MAX)..);
             numbers.for_each(|(to, number)| *to = number);
             fibers = to;
             if u64::from(nodes.starts[nodes.len]) >= end {

@@ -62,8 +62,9 @@ impl<T: Real> TileRows<T> {
         self.rows.resize(tile.fibers * rank, T::nearest(0.0));
         let first = &mut self.ends[0];
         first.clear();
-        let continued = begun.filter(|(at, _)| self.coordinates.starts_with(at));
-        continued.into_iter().for_each(|(_, sum)| first.extend_from_slice(sum));
+        if let Some((_, sum)) = begun.filter(|(at, _)| self.coordinates.starts_with(at)) {
+            first.extend_from_slice(sum);
+        }
         first.resize(rank, 0.0);
         (self.nnz, self.complete) = (tile.nnz, 0);
     }

@@ -112,7 +112,9 @@ impl<K: Key> SortedFibers<K> {
             last_leaf = block.leaves.last().copied();
         }
         if repeats {
-            fibers.iter_mut().for_each(|fiber| self.add_up(fiber));
+            for fiber in &mut fibers {
+                self.add_up(fiber);
+            }
         }
         fibers.radix_sort_builder().with_low_mem_tuner().sort();
         let mut nnz = 0;
