@@ -1,86 +1,17 @@
 //! Turns nonzeros in the order of the fibers into rows of fibers.
 
 use super::kernel::AddTile;
+use super::tile_rows::{Nonzeros, TileRows};
 use super::{FiberSink, tiles_at_once};
 use crate::backend::host::{HostOp, Tiles, Vectors};
 use crate::dense::{MatrixRef, Real};
 use crate::encoding::TILE_NNZ;
 use crate::error::{Error, Result};
 use crate::format::ChunkView;
-use crate::format::tree::{FiberTile, TreeView};
+use crate::format::tree::FiberTile;
 use crate::sys::Sys;
 use rayon::prelude::*;
 use std::ops::Range;
-
-/// Nonzeros in the order of the fibers.
-pub(super) trait Nonzeros: Sync {
-    /// Puts those in `range`, at least one and a tile at most, into `tile`. The indices of its fibers are those of the other modes, ascending.
-    fn fill(&self, range: Range<usize>, tile: &mut FiberTile) -> Result<()>;
-}
-
-/// A chunk's nonzeros.
-impl Nonzeros for TreeView<'_> {
-    #[inline(always)]
-    fn fill(&self, range: Range<usize>, tile: &mut FiberTile) -> Result<()> {
-        self.fibers(range, tile)
-    }
-}
-
-/// The fibers of a tile.
-#[derive(Debug)]
-pub(super) struct TileRows<T> {
-    /// Nonzeros.
-    nnz: usize,
-    /// Indices of each fiber in the other modes.
-    coordinates: Vec<u32>,
-    /// A row for each fiber.
-    pub rows: Vec<T>,
-    /// The sums of the first and the last fiber, which other tiles may continue.
-    pub ends: [Vec<f64>; 2],
-    /// The fibers that are complete: the first so many.
-    complete: usize,
-}
-
-impl<T: Real> TileRows<T> {
-    /// None, with room for as many as a tile can have.
-    fn new(sys: &Sys, [others, rank]: [usize; 2]) -> Result<Self> {
-        let (mut coordinates, mut rows) = (Vec::new(), Vec::new());
-        sys.reserve(&mut coordinates, TILE_NNZ * others, TILE_NNZ * others)?;
-        sys.reserve(&mut rows, TILE_NNZ * rank, TILE_NNZ * rank)?;
-        Ok(Self { nnz: 0, coordinates, rows, ends: [vec![0.0; rank], vec![0.0; rank]], complete: 0 })
-    }
-
-    /// Takes the coordinates of the fibers of `tile`, each in `others` modes. The first one continues the one that has `begun` if that
-    /// is the same.
-    #[inline(always)]
-    pub fn begin(&mut self, tile: &FiberTile, [others, rank]: [usize; 2], begun: Option<(&[u32], &[f64])>) {
-        self.coordinates.resize(tile.fibers * others, 0);
-        for (k, column) in tile.indices[..others].iter().enumerate() {
-            let places = self.coordinates[k..].iter_mut().step_by(others);
-            places.zip(column).for_each(|(place, &index)| *place = index);
-        }
-        self.rows.resize(tile.fibers * rank, T::nearest(0.0));
-        let first = &mut self.ends[0];
-        first.clear();
-        if let Some((_, sum)) = begun.filter(|(at, _)| self.coordinates.starts_with(at)) {
-            first.extend_from_slice(sum);
-        }
-        first.resize(rank, 0.0);
-        (self.nnz, self.complete) = (tile.nnz, 0);
-    }
-
-    fn fibers(&self, others: usize) -> usize {
-        self.coordinates.len() / others
-    }
-
-    /// Completes the last fiber, which has this row.
-    fn complete(&mut self, others: usize, row: impl Iterator<Item = f64>) {
-        self.complete = self.fibers(others);
-        let rank = self.ends[1].len();
-        let last = self.rows.len() - rank;
-        self.rows[last..].iter_mut().zip(row).for_each(|(x, sum)| *x = T::nearest(sum));
-    }
-}
 
 /// A fiber that the next nonzeros may continue.
 #[derive(Debug)]

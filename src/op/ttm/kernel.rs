@@ -1,6 +1,6 @@
 //! The inner loop: the fibers of a tile times the matrix.
 
-use super::fiber_rows::{Nonzeros, TileRows};
+use super::tile_rows::{Nonzeros, TileRows};
 use crate::dense::{MatrixRef, Real};
 use crate::error::Result;
 use crate::format::tree::FiberTile;

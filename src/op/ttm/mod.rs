@@ -20,6 +20,7 @@ mod kernel;
 mod oracle;
 mod sorted;
 mod sorted_fibers;
+mod tile_rows;
 
 pub use fiber_rows::FiberRows;
 pub use oracle::{Oracle, oracle_bytes};

@@ -1,6 +1,7 @@
 //! SpTTM of any store: the packer's runs sort its nonzeros by fiber.
 
-use super::fiber_rows::{FiberRows, Nonzeros};
+use super::fiber_rows::FiberRows;
+use super::tile_rows::Nonzeros;
 use crate::backend::host::{HostOp, Tiles};
 use crate::coo::Batch;
 use crate::dense::Real;

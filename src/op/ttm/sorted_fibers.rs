@@ -1,8 +1,9 @@
 //! SpTTM of a tree whose leaves are the mode, whatever the order of the modes above. Its nonzeros come fiber by fiber, so they stay
 //! where they are and the fibers are sorted.
 
-use super::fiber_rows::{FiberRows, Nonzeros};
+use super::fiber_rows::FiberRows;
 use super::sorted::layout;
+use super::tile_rows::Nonzeros;
 use crate::backend::host::{HostOp, Tiles, Vectors};
 use crate::dense::Real;
 use crate::encoding::TILE_NNZ;
