@@ -33,7 +33,7 @@ pub use mttkrp::{Modes, MttkrpSession};
 pub use options::{Device, Options};
 pub(crate) use pack::repacking;
 pub use plan::{ExecutionPlan, ModeSortedPlan};
-pub(crate) use ttm::{TtmOutcome, TtmPlan, TtmRequest};
+pub(crate) use ttm::{TtmOutcome, TtmPlan, TtmRequest, Way};
 pub(crate) use ttmc::TtmcRequest;
 pub(crate) use ttv::{TtvOutcome, TtvPlan, TtvRequest};
 

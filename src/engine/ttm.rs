@@ -3,12 +3,13 @@
 use super::gpu::{self, Gpu};
 use super::{Engine, ExecutionPlan};
 use crate::backend::device::DeviceLimits;
-use crate::backend::host::{HostBackend, computing_bytes, decoded_bytes};
+use crate::backend::host::{HostBackend, HostOp, computing_bytes, decoded_bytes};
 use crate::dense::{MatrixRef, Real};
 use crate::error::{Error, Result};
 use crate::linear::{Key, Wide};
 use crate::op::ttm::{
-    FiberRows, FiberSink, Fibers, Sorted, fibers_bytes, is_in_order, matrix_bytes, oracle_bytes,
+    FiberRows, FiberSink, Fibers, Sorted, SortedFibers, fibers_bytes, is_in_order, matrix_bytes,
+    oracle_bytes, serving_view, sorted_fibers_bytes, sorts_fibers,
 };
 use crate::pack::{ExternalSumMemory, SpillReport};
 use crate::store::Store;
@@ -31,12 +32,33 @@ pub(crate) struct TtmRequest {
     pub memory_min: Option<u64>,
 }
 
+/// How fibers come into order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// They come in the store's order.
+    Streamed,
+    /// They are sorted. Their nonzeros stay in the order in which they come, in this many bytes.
+    Fibers(u64),
+    /// Nonzeros are sorted, within this many bytes on the CPU.
+    Nonzeros(u64),
+}
+
+impl Way {
+    /// What is sorted.
+    pub fn sorted(self) -> Option<&'static str> {
+        match self {
+            Self::Streamed => None,
+            Self::Fibers(_) => Some("fibers"),
+            Self::Nonzeros(_) => Some("nonzeros"),
+        }
+    }
+}
+
 /// The plan of an SpTTM.
 #[derive(Clone, Debug)]
 pub(crate) struct TtmPlan {
     pub uses: ExecutionPlan,
-    /// Bytes for sorting nonzeros; 0 if the store's order serves.
-    pub sorting: u64,
+    pub way: Way,
 }
 
 /// The outcome of an SpTTM.
@@ -97,8 +119,8 @@ impl Engine {
     }
 
     /// Like [`Engine::ttm`], for results larger than memory: `sink` gets the fibers in order. Returns their number. Stores with trees
-    /// whose leaves are this mode, and whose other modes ascend, stream. Nonzeros of other stores are sorted first, on a GPU or in
-    /// temporary files if memory is short.
+    /// whose leaves are this mode, and whose other modes ascend, stream. If only the leaves are this mode, fibers are sorted first if
+    /// memory holds the nonzeros. Nonzeros of other stores are sorted first, on a GPU or in temporary files if memory is short.
     ///
     /// # Errors
     ///
@@ -142,7 +164,7 @@ impl Engine {
 
     /// Plans it, with memory for sorting.
     pub(crate) fn settle_ttm<T: Real>(&self, store: &Store, request: &TtmRequest) -> Result<TtmPlan> {
-        let &TtmRequest { mode, rank, checked, memory_min, .. } = request;
+        let &TtmRequest { mode, rank, checked, .. } = request;
         let (manifest, threads) = (store.manifest(), self.threads());
         let order = manifest.shape.order();
         let matrix = matrix_bytes::<T>(manifest, mode, rank);
@@ -153,27 +175,52 @@ impl Engine {
         let reading = matrix.saturating_add(oracle).saturating_add(checked.unwrap_or(0));
         let find = |gpu: &Gpu, limits: &DeviceLimits| gpu::plan_ttm::<T>(gpu, store, (mode, rank), limits);
         let (device, notes) = self.choose(1, find)?;
-        let (sorting, passing, afterwards) = if let Some(device) = &device {
+        let serving = serving_view(store, mode);
+        let (way, passing, afterwards, store) = if let Some(device) = &device {
             let windows = gpu::ttm_windows_bytes::<T>(manifest, mode, rank)?;
             let held = matrix.saturating_add(oracle).saturating_add(windows);
             let passing = held + computing_bytes(threads) + decoded_bytes(order, 1) + device.host_bytes;
-            (0, passing, held.max(reading))
-        } else if is_in_order(manifest, mode) {
-            (0, held.saturating_add(fibers), reading)
+            let way = if is_in_order(manifest, mode) { Way::Streamed } else { Way::Nonzeros(0) };
+            (way, passing, held.max(reading), store)
         } else {
-            let takes = ExternalSumMemory::new(&manifest.shape, manifest.nnz, threads);
-            let least = memory_min.unwrap_or_else(|| takes.least());
-            let room = self.room(store, held.saturating_add(fibers))?;
-            // The other half is for the workers' buffers.
-            let sorting = (room / 2).max(least);
-            let [coming, summing] = takes.taken(sorting);
-            let afterwards = matrix.saturating_add(oracle).saturating_add(fibers).saturating_add(summing);
-            (sorting, held.saturating_add(coming), afterwards.max(reading))
+            let held = held.saturating_add(fibers);
+            let way = self.ttm_way(&serving, request, held)?;
+            let [coming, afterwards] = match way {
+                Way::Streamed => [0, 0],
+                Way::Fibers(bytes) => [bytes; 2],
+                Way::Nonzeros(bytes) => {
+                    ExternalSumMemory::new(&manifest.shape, manifest.nnz, threads).taken(bytes)
+                }
+            };
+            let afterwards = matrix.saturating_add(oracle).saturating_add(fibers).saturating_add(afterwards);
+            (way, held.saturating_add(coming), afterwards.max(reading), &serving)
         };
         let limits = Limits { afterwards, less: "take fewer columns", ..self.limits(1) };
         let host = self.plan_host(store, passing, &limits)?;
         let uses = ExecutionPlan { host, device, notes, devices: None, mode_sorted: None, made_for: None };
-        Ok(TtmPlan { uses, sorting })
+        Ok(TtmPlan { uses, way })
+    }
+
+    /// How the CPU brings fibers into order, beside `held` bytes.
+    fn ttm_way(&self, store: &Store, request: &TtmRequest, held: u64) -> Result<Way> {
+        let manifest = store.manifest();
+        if is_in_order(manifest, request.mode) {
+            return Ok(Way::Streamed);
+        }
+        // The other half is for the workers' buffers.
+        let room = self.room(store, held)? / 2;
+        let of_fibers = if manifest.shape.linear_bits() <= u64::BITS {
+            sorted_fibers_bytes::<u64>(manifest)
+        } else {
+            sorted_fibers_bytes::<Wide>(manifest)
+        };
+        if let Some(bytes) = of_fibers.filter(|bytes| *bytes <= room && sorts_fibers(manifest, request.mode))
+        {
+            return Ok(Way::Fibers(bytes));
+        }
+        let takes = ExternalSumMemory::new(&manifest.shape, manifest.nnz, self.threads());
+        let least = request.memory_min.unwrap_or_else(|| takes.least());
+        Ok(Way::Nonzeros(room.max(least)))
     }
 
     /// Runs it by `plan`. Fibers go to `sink`; without one they are counted.
@@ -190,43 +237,50 @@ impl Engine {
         if plan.uses.device.is_some() {
             return self.install(|| self.ttm_on_gpu(store, request, plan.uses, matrix, sink));
         }
-        let vectors = self.options().vectors;
-        let order = store.manifest().shape.order();
-        let rows = FiberRows::new(self.sys(), (order, request.mode), matrix, sink).with_vectors(vectors);
-        self.install(|| {
-            if is_in_order(store.manifest(), request.mode) {
-                let (mut rows, uses) = (rows, plan.uses);
-                let mut backend = HostBackend::new(store, &mut rows)?;
-                let (passes, spans) = self.passes((store, 1), &uses.host, &mut backend, |_, _| ())?;
-                drop(backend);
-                let (fibers, spilled) = (rows.finish()?, SpillReport::default());
-                return Ok(TtmOutcome { fibers, spilled, merge_seconds: 0.0, passes, spans, uses });
+        let (store, vectors) = (&serving_view(store, request.mode), self.options().vectors);
+        let (shape, sys) = (&store.manifest().shape, self.sys());
+        let rows = FiberRows::new(sys, shape.order(), matrix, sink).with_vectors(vectors);
+        self.install(|| match plan.way {
+            Way::Streamed => {
+                let mut rows = rows;
+                let ran = self.ttm_pass(store, plan, &mut rows)?;
+                Ok(TtmOutcome { fibers: rows.finish()?, ..ran })
             }
-            if store.manifest().shape.linear_bits() <= u64::BITS {
-                self.ttm_sorted::<T, u64>(store, request, plan, rows)
-            } else {
-                self.ttm_sorted::<T, Wide>(store, request, plan, rows)
-            }
+            _ if shape.linear_bits() <= u64::BITS => self.ttm_sorted::<T, u64>(store, request, plan, rows),
+            _ => self.ttm_sorted::<T, Wide>(store, request, plan, rows),
         })
     }
 
-    /// Sorts nonzeros, then computes.
+    /// Sorts, then computes.
     fn ttm_sorted<T: Real, K: Key>(
         &self,
         store: &Store,
         request: &TtmRequest,
-        TtmPlan { uses, sorting }: TtmPlan,
+        plan: TtmPlan,
         rows: FiberRows<'_, '_, T>,
     ) -> Result<TtmOutcome> {
-        let tensor = (&store.manifest().shape, store.manifest().nnz);
-        let mut op = Sorted::<K>::new(self.sys(), tensor, request.mode, sorting, &request.temporary);
-        let mut backend = HostBackend::new(store, &mut op)?;
-        let (passes, spans) = self.passes((store, 1), &uses.host, &mut backend, |_, _| ())?;
-        drop(backend);
+        let (sys, mode, way) = (self.sys(), request.mode, plan.way);
+        let (shape, nnz) = (&store.manifest().shape, store.manifest().nnz);
+        if let Way::Nonzeros(sorting) = way {
+            let mut op = Sorted::<K>::new(sys, (shape, nnz), mode, sorting, &request.temporary);
+            let ran = self.ttm_pass(store, plan, &mut op)?;
+            let start = Instant::now();
+            let (fibers, spilled) = op.finish(rows)?;
+            return Ok(TtmOutcome { fibers, spilled, merge_seconds: start.elapsed().as_secs_f64(), ..ran });
+        }
+        let mut op = SortedFibers::<K>::new(sys, shape, mode);
+        let ran = self.ttm_pass(store, plan, &mut op)?;
         let start = Instant::now();
-        let (fibers, spilled) = op.finish(rows)?;
-        let merge_seconds = start.elapsed().as_secs_f64();
-        Ok(TtmOutcome { fibers, spilled, merge_seconds, passes, spans, uses })
+        let fibers = op.finish(rows)?;
+        Ok(TtmOutcome { fibers, merge_seconds: start.elapsed().as_secs_f64(), ..ran })
+    }
+
+    /// The pass on the CPU; its outcome has no fibers yet.
+    fn ttm_pass(&self, store: &Store, plan: TtmPlan, op: &mut impl HostOp) -> Result<TtmOutcome> {
+        let mut backend = HostBackend::new(store, op)?;
+        let (passes, spans) = self.passes((store, 1), &plan.uses.host, &mut backend, |_, _| ())?;
+        let (spilled, uses) = (SpillReport::default(), plan.uses);
+        Ok(TtmOutcome { fibers: 0, spilled, merge_seconds: 0.0, passes, spans, uses })
     }
 
     /// The same on a GPU. What was allocated there takes the place of the plan.

@@ -9,7 +9,7 @@ use blco::internals::dense::{Matrix, MatrixRef, Precision, Real, seeded_factors}
 use blco::internals::engine::{Device, Engine, Modes};
 use blco::internals::linear::Wide;
 use blco::internals::op::oracle;
-use blco::internals::op::ttm::{FiberRows, Fibers, Oracle, Sorted, is_in_order};
+use blco::internals::op::ttm::{FiberRows, Fibers, Oracle, Sorted, is_in_order, serving_view, sorts_fibers};
 use blco::internals::op::ttv::{Along, Merged};
 use blco::internals::pack::Duplicates;
 use blco::internals::random::Counter;
@@ -137,8 +137,8 @@ fn spilled<T: Real>(store: &Store, mode: usize, matrix: &Matrix<T>, vectors: Vec
         Ok(())
     };
     let order = manifest.shape.order();
-    let rows = FiberRows::new(store.sys(), (order, mode), MatrixRef::from(matrix), Some(&mut sink))
-        .with_vectors(vectors);
+    let rows =
+        FiberRows::new(store.sys(), order, MatrixRef::from(matrix), Some(&mut sink)).with_vectors(vectors);
     let tensor = (&manifest.shape, manifest.nnz);
     let mut op = Sorted::<Wide>::new(store.sys(), tensor, mode, 0, dir.path());
     pass(store, &mut op);
@@ -208,6 +208,9 @@ fn ttm_of_hard_shapes_does_not_depend_on_chunks_or_threads() {
                 (Kind::HocfsCsr, SMALL_CHUNKS),
                 (Kind::HocfsCsr, 16 << 20),
                 (Kind::HocfsEll, 200 << 10),
+                (Kind::CsfOne, SMALL_CHUNKS),
+                (Kind::BcsfRoot, SMALL_CHUNKS),
+                (Kind::BcsfRoot, 16 << 20),
                 (Kind::Tiled, SMALL_CHUNKS),
             ] {
                 let target = dir.path().join(format!("{name}-{mode}-{kind:?}-{chunk_bytes}"));
@@ -239,6 +242,7 @@ fn repeated_coordinates_count_each_time() {
     tensor.rows().for_each(|(row, value)| *dense.entry(row.to_vec()).or_insert(0.0) += value);
     let inner: f64 = other.rows().map(|(row, value)| value * dense.get(row).unwrap_or(&0.0)).sum();
     let squares: f64 = tensor.rows().map(|(_, value)| value * value).sum();
+    let mut fibers_sorted = 0;
     for kind in all_kinds() {
         let pack = |tensor: &Tensor, name: &str| {
             let mut options = options(&dir.path().join(format!("{kind:?}-{name}")), kind, SMALL_CHUNKS);
@@ -250,12 +254,19 @@ fn repeated_coordinates_count_each_time() {
             let matrix = matrix::<f64>(tensor.dims[mode], 3, 6);
             let found = engine.ttm(&store, mode, &matrix).unwrap();
             compare(&tensor, mode, &matrix, &found, &format!("{kind:?}, mode {mode}"));
+            // The same bits whether memory allows to sort the fibers alone.
+            let view = serving_view(&store, mode);
+            if sorts_fibers(view.manifest(), mode) && !is_in_order(view.manifest(), mode) {
+                assert!(spilled(&store, mode, &matrix, Vectors::Widest) == found, "{kind:?}, mode {mode}");
+                fibers_sorted += 1;
+            }
         }
         check_ttmc_of::<f64>(&engine, &store, &tensor, &format!("{kind:?}"));
         same(engine.inner(&store, &other), inner);
         same(engine.inner(&other, &store), inner);
         same(engine.norm(&store), squares.sqrt());
     }
+    assert!(fibers_sorted > 2, "{fibers_sorted} results");
 }
 
 /// SpTTMc of all modes and of each, against the oracle.

@@ -8,10 +8,10 @@ use crate::cli::progress::Bar;
 use crate::cli::report::{ReportHead, median, memory_text, pass_text, stages_text};
 use crate::cli::{Report, agreed_rank, machine};
 use crate::dense::{Matrix, Real, RowsFile, factor_axes};
-use crate::engine::{Engine, TtmOutcome, TtmPlan, TtmRequest};
+use crate::engine::{Engine, TtmOutcome, TtmPlan, TtmRequest, Way};
 use crate::error::{Error, Result};
 use crate::op::oracle::Comparison;
-use crate::op::ttm::{Oracle, is_in_order};
+use crate::op::ttm::Oracle;
 use crate::pack::SpillReport;
 use crate::store::Store;
 use crate::stream::PassReport;
@@ -33,8 +33,9 @@ struct TtmReport {
     mode: usize,
     /// Columns of the matrix.
     rank: usize,
-    /// Whether fibers come in the store's order; otherwise nonzeros are sorted first.
+    /// Whether fibers come in the store's order; otherwise what is sorted first.
     streamed: bool,
+    sorted: Option<&'static str>,
     fibers: u64,
     spilled: SpillReport,
     /// Seconds of merging or, on a GPU, sorting nonzeros, computing and writing, after the pass.
@@ -50,7 +51,8 @@ impl TtmReport {
             op: "ttm",
             mode: request.mode + 1,
             rank: request.rank,
-            streamed: is_in_order(store.manifest(), request.mode),
+            streamed: plan.way == Way::Streamed,
+            sorted: plan.way.sorted(),
             fibers: 0,
             spilled: SpillReport::default(),
             merge_seconds: 0.0,
@@ -60,7 +62,7 @@ impl TtmReport {
     }
 
     fn what(&self) -> String {
-        let how = if self.streamed { "streamed" } else { "nonzeros sorted" };
+        let how = self.sorted.map_or("streamed".into(), |what| format!("{what} sorted"));
         format!("ttm along mode {}, rank {}, {how}", self.mode, self.rank)
     }
 
@@ -138,7 +140,7 @@ pub(super) fn run<T: Real>(run: &Run, sys: &Sys, engine: &Engine, progress: &Bar
                 oracle.compare(piece);
             }
         }
-        beyond |= pieces.par_iter().any(|(_, values)| values.iter().any(|x| !x.widen().is_finite()));
+        beyond |= pieces.par_iter().any(|(_, values)| !are_finite(values));
         writer.as_mut().map_or(Ok(()), |writer| writer.write(pieces))
     };
     let TtmOutcome { fibers, spilled, merge_seconds, passes, spans, uses } =
@@ -159,6 +161,11 @@ pub(super) fn run<T: Real>(run: &Run, sys: &Sys, engine: &Engine, progress: &Bar
     let mut out = Report::new::<Run>(report.text(), &report)?;
     out.failed = report.check.as_ref().is_some_and(|check| !check.holds);
     Ok(out)
+}
+
+/// Whether all are. Looks at each, so that vectors do it.
+fn are_finite<T: Real>(values: &[T]) -> bool {
+    values.iter().fold(true, |finite, x| finite & x.widen().is_finite())
 }
 
 /// Columns of the matrix in `path`, which must have a row for each of the `dim` indices of `mode`.

@@ -1,5 +1,5 @@
-//! A tree as nonzeros: tiles of the store, cut by position, and walks along a level that know the indices
-//! above it.
+//! A tree as nonzeros: tiles of the store, cut by position, as columns of coordinates or fiber by fiber, and walks
+//! along a level that know the indices above it.
 
 use super::PADDING;
 use super::view::{Leaves, Nodes, TreeView};
@@ -83,6 +83,70 @@ impl TreeView<'_> {
         tile.indices = indices;
         tile.values = &values[..nnz];
         Ok(tile)
+    }
+
+    /// Decodes the chunk's nonzeros `positions`, a tile at most, fiber by fiber.
+    #[inline(always)]
+    pub(crate) fn fibers(&self, positions: Range<usize>, out: &mut FiberTile) -> Result<()> {
+        let nnz = positions.len();
+        let mut below = Below { nodes: [0; TILE_NNZ], firsts: [0; TILE_NNZ], len: nnz };
+        let fiber = self.order() - 2;
+        out.nnz = nnz;
+        self.leaves_at(positions, &mut out.leaves, &mut out.values, &mut below.nodes)?;
+        let Some(last) = nnz.checked_sub(1) else {
+            out.fibers = 0;
+            return Ok(());
+        };
+        if below.nodes[last] as usize - below.nodes[0] as usize == last {
+            self.fibers_from(below.nodes[0], &mut out.indices[fiber], &mut below)?;
+        } else {
+            // Padding lies between them.
+            below.firsts.iter_mut().zip(0..).for_each(|(first, nonzero)| *first = nonzero);
+            let mut column = [0; TILE_NNZ];
+            self.climb(fiber, &mut column[..nnz], &mut below)?;
+            let indices = out.indices[fiber].iter_mut().zip(&below.firsts[..below.len]);
+            indices.for_each(|(index, &first)| *index = column[usize::from(first) % TILE_NNZ]);
+        }
+        out.fibers = below.len;
+        out.starts = below.firsts;
+        below.firsts.iter_mut().zip(0..).for_each(|(first, fiber)| *first = fiber);
+        for level in (0..fiber).rev() {
+            self.climb(level, &mut out.indices[level][..out.fibers], &mut below)?;
+        }
+        Ok(())
+    }
+
+    /// The fibers of as many consecutive leaves as are `below`, from slot `first` on: their indices, their nodes and the
+    /// first leaf of each.
+    #[inline(always)]
+    fn fibers_from(&self, first: u32, indices: &mut Numbers<u32>, below: &mut Below) -> Result<()> {
+        let level = self.order() - 2;
+        let end = u64::from(first) + below.len as u64;
+        let mut nodes = Nodes::default();
+        let mut node = self.parent(level, first, &mut nodes)?;
+        let mut fibers = 0;
+        loop {
+            let from = node % TILE_NNZ;
+            let begun = nodes.starts[from..nodes.len].partition_point(|&start| u64::from(start) < end);
+            let to = (fibers + begun).min(TILE_NNZ);
+            indices[fibers..to].iter_mut().zip(&nodes.indices[from..]).for_each(|(to, from)| *to = *from);
+            let firsts = below.firsts[fibers..to].iter_mut().zip(&nodes.starts[from..]);
+            #[expect(clippy::cast_possible_truncation, reason = "less than a tile from the first")]
+            firsts.for_each(|(to, start)| *to = start.saturating_sub(first) as u16);
+            let numbers = below.nodes[fibers..to].iter_mut().zip(u32::try_from(node).unwrap_or(u32::MAX)..);
+            numbers.for_each(|(to, number)| *to = number);
+            fibers = to;
+            if u64::from(nodes.starts[nodes.len]) >= end {
+                break;
+            }
+            node = (node / TILE_NNZ + 1) * TILE_NNZ;
+            if node >= self.level_nodes(level) {
+                return Err(self.damaged(level, node / TILE_NNZ));
+            }
+            self.nodes(level, node / TILE_NNZ, &mut nodes)?;
+        }
+        below.len = fibers;
+        Ok(())
     }
 
     /// Gathers the leaves of nonzeros `positions`, and the slot of each.
@@ -177,6 +241,34 @@ impl TreeView<'_> {
         }
         indices.copy_from_slice(&column[..indices.len()]);
         Ok(())
+    }
+}
+
+/// At most a tile of consecutive nonzeros, fiber by fiber.
+#[derive(Debug)]
+pub(crate) struct FiberTile {
+    /// Nonzeros, and fibers that have any of them.
+    pub nnz: usize,
+    pub fibers: usize,
+    /// The index of each nonzero in the last level's mode, and its value.
+    pub leaves: Numbers<u32>,
+    pub values: Numbers<f64>,
+    /// The first nonzero of each fiber.
+    pub starts: Numbers<u16>,
+    /// The index of each fiber in the mode of each level above.
+    pub indices: [Numbers<u32>; ORDER_MAX - 1],
+}
+
+impl Default for FiberTile {
+    fn default() -> Self {
+        Self {
+            nnz: 0,
+            fibers: 0,
+            leaves: [0; TILE_NNZ],
+            values: [0.0; TILE_NNZ],
+            starts: [0; TILE_NNZ],
+            indices: [[0; TILE_NNZ]; ORDER_MAX - 1],
+        }
     }
 }
 

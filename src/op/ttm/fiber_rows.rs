@@ -1,12 +1,14 @@
 //! Turns nonzeros in the order of the fibers into rows of fibers.
 
 use super::kernel::AddTile;
-use super::tile_fibers::TileFibers;
-use super::{FiberSink, Fibers, tiles_at_once};
+use super::tile_rows::{Nonzeros, TileRows};
+use super::{FiberSink, tiles_at_once};
 use crate::backend::host::{HostOp, Tiles, Vectors};
 use crate::dense::{MatrixRef, Real};
 use crate::encoding::TILE_NNZ;
-use crate::error::Result;
+use crate::error::{Error, Result};
+use crate::format::ChunkView;
+use crate::format::tree::FiberTile;
 use crate::sys::Sys;
 use rayon::prelude::*;
 use std::ops::Range;
@@ -24,35 +26,36 @@ impl OpenFiber {
     fn row(&self) -> impl Iterator<Item = f64> {
         self.total.iter().zip(&self.of_tile).map(|(total, of_tile)| total + of_tile)
     }
+
+    /// The next nonzero begins another tile.
+    fn end_tile(&mut self) {
+        self.total.iter_mut().zip(&mut self.of_tile).for_each(|(sum, x)| *sum += std::mem::take(x));
+    }
 }
 
 /// The operation for a store that [`is_in_order`](super::is_in_order). For other stores it gets the output of
-/// [`Sorted`](super::Sorted).
+/// [`SortedFibers`](super::SortedFibers) or [`Sorted`](super::Sorted).
 pub struct FiberRows<'a, 's, T> {
     sys: Sys,
     matrix: MatrixRef<'a, T>,
-    mode: usize,
     order: usize,
     vectors: Vectors,
     /// Nonzeros so far.
     nnz: u64,
+    /// Those that are computed at once.
+    tiles: Vec<TileRows<T>>,
     open: Option<OpenFiber>,
     sink: Option<FiberSink<'s, T>>,
     fibers: u64,
 }
 
 impl<'a, 's, T: Real> FiberRows<'a, 's, T> {
-    /// SpTTM along `mode`, from 0, of a tensor of `order`. `matrix` has a row per index of the mode. Fibers go to
-    /// `sink`; without one they are only counted. Runs on the current rayon pool.
+    /// SpTTM along a mode of a tensor of `order`. `matrix` has a row per index of the mode. Fibers go to `sink`; without one they are
+    /// only counted. Runs on the current rayon pool.
     #[must_use]
-    pub fn new(
-        sys: &Sys,
-        (order, mode): (usize, usize),
-        matrix: MatrixRef<'a, T>,
-        sink: Option<FiberSink<'s, T>>,
-    ) -> Self {
+    pub fn new(sys: &Sys, order: usize, matrix: MatrixRef<'a, T>, sink: Option<FiberSink<'s, T>>) -> Self {
         let (sys, vectors) = (sys.clone(), Vectors::Widest);
-        Self { sys, matrix, mode, order, vectors, nnz: 0, open: None, sink, fibers: 0 }
+        Self { sys, matrix, order, vectors, nnz: 0, tiles: Vec::new(), open: None, sink, fibers: 0 }
     }
 
     /// The same with narrower vector instructions; results are the same.
@@ -62,99 +65,97 @@ impl<'a, 's, T: Real> FiberRows<'a, 's, T> {
         self
     }
 
-    /// Takes the next `nnz` nonzeros. `fibers` returns those of a range of them inside one tile.
-    pub(super) fn put(
-        &mut self,
-        nnz: usize,
-        fibers: impl Fn(Range<usize>) -> TileFibers + Sync,
-    ) -> Result<()> {
-        let mut ranges = Vec::with_capacity(nnz / TILE_NNZ + 2);
+    /// Takes the next `nnz` nonzeros.
+    pub(super) fn put(&mut self, nnz: usize, nonzeros: &impl Nonzeros) -> Result<()> {
+        let at_once = tiles_at_once(self.order, self.matrix.columns(), rayon::current_num_threads());
+        let mut ranges = Vec::with_capacity(at_once);
         let mut from = 0;
         while from < nnz {
             #[expect(clippy::cast_possible_truncation, reason = "less than a tile")]
-            let begun = ((self.nnz + from as u64) % TILE_NNZ as u64) as usize;
-            let to = nnz.min(from + TILE_NNZ - begun);
-            ranges.push(from..to);
-            from = to;
-        }
-        for ranges in ranges.chunks(self.at_once()) {
-            let fibers = |range: &Range<usize>| fibers(range.clone());
-            self.put_tiles(ranges, fibers)?;
+            let begun = (self.nnz % TILE_NNZ as u64) as usize;
+            let mut to = from + TILE_NNZ - begun;
+            ranges.clear();
+            while from < nnz && ranges.len() < at_once {
+                ranges.push(from..to.min(nnz));
+                (from, to) = (to.min(nnz), to + TILE_NNZ);
+            }
+            self.put_tiles(&ranges, nonzeros)?;
         }
         Ok(())
     }
 
-    fn at_once(&self) -> usize {
-        tiles_at_once(self.order, self.matrix.columns(), rayon::current_num_threads())
-    }
-
     /// Takes nonzeros in ranges that are each inside one tile.
-    fn put_tiles<R: Sync>(&mut self, ranges: &[R], fibers: impl Fn(&R) -> TileFibers + Sync) -> Result<()> {
+    fn put_tiles(&mut self, ranges: &[Range<usize>], nonzeros: &impl Nonzeros) -> Result<()> {
         self.sys.check_cancelled()?;
-        let (matrix, rank, vectors) = (self.matrix, self.matrix.columns(), self.vectors);
+        let (matrix, others, arch) = (self.matrix, self.order - 1, self.vectors.arch());
+        while self.tiles.len() < ranges.len() {
+            self.tiles.push(TileRows::new(&self.sys, [others, matrix.columns()])?);
+        }
         // A tile that has begun is continued number by number.
         let goes_on = !self.nnz.is_multiple_of(TILE_NNZ as u64);
         let open = self.open.as_ref().filter(|_| goes_on);
-        let computed = ranges.par_iter().enumerate().map(|(i, range)| {
-            let mut tile = fibers(range);
-            tile.sums.resize(tile.starts.len() * rank, 0.0);
-            if let Some(open) = open.filter(|open| i == 0 && tile.coordinates.starts_with(&open.coordinates))
-            {
-                tile.sums[..rank].copy_from_slice(&open.of_tile);
-            }
-            vectors.arch().dispatch(AddTile { matrix, tile: &mut tile });
-            tile
-        });
-        let tiles: Vec<TileFibers> = computed.collect();
-        let mut out = Vec::with_capacity(tiles.len());
-        for (i, tile) in tiles.into_iter().enumerate() {
-            self.nnz += tile.values.len() as u64;
-            self.join(tile, goes_on && i == 0, &mut out);
-        }
-        out.retain(|fibers| !fibers.coordinates.is_empty());
-        let others = self.order - 1;
-        self.fibers += out.iter().map(|fibers| (fibers.coordinates.len() / others) as u64).sum::<u64>();
-        match &mut self.sink {
-            Some(sink) if !out.is_empty() => {
-                let rounded =
-                    |Fibers { coordinates, values }| Fibers { coordinates, values: T::from_f64s(values) };
-                let rounded: Vec<Fibers<T>> = out.into_par_iter().map(rounded).collect();
-                sink(&rounded.iter().map(Fibers::as_slices).collect::<Vec<_>>())
-            }
-            _ => Ok(()),
-        }
+        let open = open.map(|open| (&open.coordinates[..], &open.of_tile[..]));
+        let tiles = self.tiles.par_iter_mut().zip(ranges).enumerate();
+        tiles.try_for_each_init(Box::<FiberTile>::default, |tile, (i, (rows, range))| {
+            let begun = open.filter(|_| i == 0);
+            arch.dispatch(AddTile { matrix, others, nonzeros, range: range.clone(), begun, tile, rows })
+        })?;
+        let carried = self.join(ranges.len(), goes_on);
+        let tiles = &self.tiles[..ranges.len()];
+        self.nnz += tiles.iter().map(|tile| tile.nnz as u64).sum::<u64>();
+        let complete = tiles.iter().map(|tile| tile.complete as u64).sum::<u64>();
+        self.fibers += complete + u64::from(carried.is_some());
+        let Some(sink) = &mut self.sink else { return Ok(()) };
+        let rank = matrix.columns();
+        let before = carried.iter().map(|(coordinates, row)| (&coordinates[..], &row[..]));
+        let of_tiles = tiles.iter().filter(|tile| tile.complete > 0);
+        let of_tiles = of_tiles
+            .map(|tile| (&tile.coordinates[..tile.complete * others], &tile.rows[..tile.complete * rank]));
+        let pieces: Vec<(&[u32], &[T])> = before.chain(of_tiles).collect();
+        if pieces.is_empty() { Ok(()) } else { sink(&pieces) }
     }
 
-    /// Joins the fibers of a tile to the previous ones. `out` receives those that are complete. With `begun`, the tile
-    /// has begun before.
-    fn join(&mut self, tile: TileFibers, begun: bool, out: &mut Vec<Fibers<f64>>) {
-        let (rank, others) = (self.matrix.columns(), self.order - 1);
-        let TileFibers { mut coordinates, mut sums, .. } = tile;
-        let fibers = coordinates.len() / others;
-        if fibers == 0 {
-            return;
-        }
-        if let Some(open) = &mut self.open {
-            if !begun {
-                open.total.iter_mut().zip(&mut open.of_tile).for_each(|(sum, x)| *sum += std::mem::take(x));
-            }
-            if open.coordinates == coordinates[..others] {
-                open.of_tile.copy_from_slice(&sums[..rank]);
-                if fibers == 1 {
-                    return;
+    /// Joins the first `count` tiles to each other and to what came before, and sets which of their fibers are complete. The first
+    /// tile `goes_on` if it has begun before. Returns the fiber that was open, if it ends before these tiles.
+    fn join(&mut self, count: usize, goes_on: bool) -> Option<(Vec<u32>, Vec<T>)> {
+        let others = self.order - 1;
+        let mut carried = None;
+        for i in 0..count {
+            let (before, tiles) = self.tiles.split_at_mut(i);
+            let tile = &mut tiles[0];
+            let fibers = tile.fibers(others);
+            let mut continues = false;
+            if let Some(open) = &mut self.open {
+                if i > 0 || !goes_on {
+                    open.end_tile();
                 }
-                sums.iter_mut().zip(open.row()).for_each(|(sum, x)| *sum = x);
-            } else {
-                out.push(Fibers { coordinates: open.coordinates.clone(), values: open.row().collect() });
+                continues = tile.coordinates.starts_with(&open.coordinates);
+                if continues {
+                    open.of_tile.copy_from_slice(&tile.ends[0]);
+                    let row = tile.rows.iter_mut().zip(open.row());
+                    row.for_each(|(x, sum)| *x = T::nearest(sum));
+                } else if let Some(before) = before.last_mut() {
+                    before.complete(others, open.row());
+                } else {
+                    carried = Some((open.coordinates.clone(), open.row().map(T::nearest).collect()));
+                }
             }
+            tile.complete = fibers - 1;
+            if continues && fibers == 1 {
+                continue;
+            }
+            let last = &tile.coordinates[tile.complete * others..];
+            let open = self.open.get_or_insert_with(|| OpenFiber {
+                coordinates: vec![0; others],
+                total: Vec::new(),
+                of_tile: vec![0.0; tile.ends[1].len()],
+            });
+            open.coordinates.copy_from_slice(last);
+            open.total.clear();
+            open.total.resize(open.of_tile.len(), 0.0);
+            open.of_tile.copy_from_slice(&tile.ends[1]);
         }
-        let last = OpenFiber {
-            of_tile: sums.split_off((fibers - 1) * rank),
-            coordinates: coordinates.split_off((fibers - 1) * others),
-            total: vec![0.0; rank],
-        };
-        self.open = Some(last);
-        out.push(Fibers { coordinates, values: sums });
+        carried
     }
 
     /// Hands over the last fiber. Returns the number of all fibers.
@@ -162,7 +163,7 @@ impl<'a, 's, T: Real> FiberRows<'a, 's, T> {
         if let Some(open) = self.open.take() {
             self.fibers += 1;
             if let Some(sink) = &mut self.sink {
-                let values = T::from_f64s(open.row().collect());
+                let values: Vec<T> = open.row().map(T::nearest).collect();
                 sink(&[(&open.coordinates, &values)])?;
             }
         }
@@ -171,12 +172,16 @@ impl<'a, 's, T: Real> FiberRows<'a, 's, T> {
 }
 
 impl<T: Real> HostOp for FiberRows<'_, '_, T> {
-    fn batch(&mut self, batch: &Tiles<'_>) -> Result<()> {
-        let tiles: Vec<usize> = (0..batch.tiles()).collect();
-        let mode = self.mode;
-        for tiles in tiles.chunks(self.at_once()) {
-            self.put_tiles(tiles, |&t| TileFibers::of_tile(&batch.tile(t), mode))?;
-        }
+    fn chunk(&mut self, chunk: &ChunkView<'_>) -> Result<()> {
+        let view = chunk.tree().ok_or_else(|| Error::request("fibers stream out of trees alone"))?;
+        self.put(view.nnz(), view)
+    }
+
+    fn takes_tiles(&self) -> bool {
+        false
+    }
+
+    fn batch(&mut self, _: &Tiles<'_>) -> Result<()> {
         Ok(())
     }
 }

@@ -1,17 +1,19 @@
 //! SpTTM of any store: the packer's runs sort its nonzeros by fiber.
 
 use super::fiber_rows::FiberRows;
-use super::tile_fibers::TileFibers;
+use super::tile_rows::Nonzeros;
 use crate::backend::host::{HostOp, Tiles};
 use crate::coo::Batch;
 use crate::dense::Real;
 use crate::error::Result;
+use crate::format::tree::FiberTile;
 use crate::linear::{BitLayout, Key, Linearizer, Nonzero};
 use crate::op::rows_of;
 use crate::pack::{ExternalSum, SpillReport};
 use crate::shape::{ModeOrder, Shape};
 use crate::sys::Sys;
 use rayon::prelude::*;
+use std::ops::Range;
 use std::path::Path;
 
 /// The operation while nonzeros arrive. `K` holds their linear index.
@@ -46,38 +48,43 @@ impl<K: Key> Sorted<K> {
         let Self { mode, shape, layout, nonzeros } = self;
         let linearizer = Linearizer::<K>::new(&layout);
         let spilled = nonzeros.finish(|sorted| {
-            rows.put(sorted.len(), |range| fibers(&sorted[range], &linearizer, (&shape, mode)))
+            rows.put(sorted.len(), &SortedNonzeros { sorted, linearizer: &linearizer, shape: &shape, mode })
         })?;
         Ok((rows.finish()?, spilled))
     }
 }
 
-/// The fibers of some nonzeros.
-fn fibers<K: Key>(
-    nonzeros: &[Nonzero<K>],
-    linearizer: &Linearizer<K>,
-    (shape, mode): (&Shape, usize),
-) -> TileFibers {
-    let (order, leaf_bits) = (shape.order(), shape.bits(mode));
-    let mut tile = TileFibers::default();
-    tile.leaves.reserve(nonzeros.len());
-    tile.values.reserve(nonzeros.len());
-    let mut before = None;
-    for (i, nonzero) in (0u32..).zip(nonzeros) {
-        let linear = nonzero.linear.widen();
-        let fiber = linear >> leaf_bits;
-        if before.replace(fiber) != Some(fiber) {
-            let at = linearizer.gather(nonzero.linear);
-            tile.starts.push(i);
-            let others = at.iter().take(order).enumerate().filter(|&(m, _)| m != mode);
-            tile.coordinates.extend(others.map(|(_, &index)| index));
+/// Nonzeros with their linear index, ascending.
+struct SortedNonzeros<'a, K> {
+    sorted: &'a [Nonzero<K>],
+    linearizer: &'a Linearizer<K>,
+    shape: &'a Shape,
+    mode: usize,
+}
+
+impl<K: Key> Nonzeros for SortedNonzeros<'_, K> {
+    #[inline(always)]
+    fn fill(&self, range: Range<usize>, tile: &mut FiberTile) -> Result<()> {
+        let (order, leaf_bits) = (self.shape.order(), self.shape.bits(self.mode));
+        (tile.nnz, tile.fibers) = (range.len(), 0);
+        let mut before = None;
+        for (i, nonzero) in (0u16..).zip(&self.sorted[range]) {
+            let linear = nonzero.linear.widen();
+            let fiber = linear >> leaf_bits;
+            if before.replace(fiber) != Some(fiber) {
+                let at = self.linearizer.gather(nonzero.linear);
+                tile.starts[tile.fibers] = i;
+                let others = (0..order).filter(|&m| m != self.mode);
+                tile.indices.iter_mut().zip(others).for_each(|(column, m)| column[tile.fibers] = at[m]);
+                tile.fibers += 1;
+            }
+            #[expect(clippy::cast_possible_truncation, reason = "an index has at most 32 bits")]
+            let leaf = (linear ^ (fiber << leaf_bits)) as u32;
+            tile.leaves[usize::from(i)] = leaf;
+            tile.values[usize::from(i)] = nonzero.value;
         }
-        #[expect(clippy::cast_possible_truncation, reason = "an index has at most 32 bits")]
-        let leaf = (linear ^ (fiber << leaf_bits)) as u32;
-        tile.leaves.push(leaf);
-        tile.values.push(nonzero.value);
+        Ok(())
     }
-    tile
 }
 
 impl<K: Key> HostOp for Sorted<K> {

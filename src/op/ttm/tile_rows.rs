@@ -1,0 +1,79 @@
+//! Nonzeros tile by tile, and the rows of a tile's fibers.
+
+use crate::dense::Real;
+use crate::encoding::TILE_NNZ;
+use crate::error::Result;
+use crate::format::tree::{FiberTile, TreeView};
+use crate::sys::Sys;
+use std::ops::Range;
+
+/// Nonzeros in the order of the fibers.
+pub(super) trait Nonzeros: Sync {
+    /// Puts those in `range`, at least one and a tile at most, into `tile`. The indices of its fibers are those of the other modes, ascending.
+    fn fill(&self, range: Range<usize>, tile: &mut FiberTile) -> Result<()>;
+}
+
+/// A chunk's nonzeros.
+impl Nonzeros for TreeView<'_> {
+    #[inline(always)]
+    fn fill(&self, range: Range<usize>, tile: &mut FiberTile) -> Result<()> {
+        self.fibers(range, tile)
+    }
+}
+
+/// The fibers of a tile.
+#[derive(Debug)]
+pub(super) struct TileRows<T> {
+    /// Nonzeros.
+    pub nnz: usize,
+    /// Indices of each fiber in the other modes.
+    pub coordinates: Vec<u32>,
+    /// A row for each fiber.
+    pub rows: Vec<T>,
+    /// The sums of the first and the last fiber, which other tiles may continue.
+    pub ends: [Vec<f64>; 2],
+    /// The fibers that are complete: the first so many.
+    pub complete: usize,
+}
+
+impl<T: Real> TileRows<T> {
+    /// None, with room for as many as a tile can have.
+    pub fn new(sys: &Sys, [others, rank]: [usize; 2]) -> Result<Self> {
+        let (mut coordinates, mut rows) = (Vec::new(), Vec::new());
+        sys.reserve(&mut coordinates, TILE_NNZ * others, TILE_NNZ * others)?;
+        sys.reserve(&mut rows, TILE_NNZ * rank, TILE_NNZ * rank)?;
+        Ok(Self { nnz: 0, coordinates, rows, ends: [vec![0.0; rank], vec![0.0; rank]], complete: 0 })
+    }
+
+    /// Takes the coordinates of the fibers of `tile`, each in `others` modes. The first one continues the one that has `begun` if that
+    /// is the same.
+    #[inline(always)]
+    pub fn begin(&mut self, tile: &FiberTile, [others, rank]: [usize; 2], begun: Option<(&[u32], &[f64])>) {
+        self.coordinates.resize(tile.fibers * others, 0);
+        for (k, column) in tile.indices[..others].iter().enumerate() {
+            let places = self.coordinates[k..].iter_mut().step_by(others);
+            places.zip(column).for_each(|(place, &index)| *place = index);
+        }
+        self.rows.resize(tile.fibers * rank, T::nearest(0.0));
+        let first = &mut self.ends[0];
+        first.clear();
+        if let Some((_, sum)) = begun.filter(|(at, _)| self.coordinates.starts_with(at)) {
+            first.extend_from_slice(sum);
+        }
+        first.resize(rank, 0.0);
+        (self.nnz, self.complete) = (tile.nnz, 0);
+    }
+
+    /// How many there are, each with indices in `others` modes.
+    pub fn fibers(&self, others: usize) -> usize {
+        self.coordinates.len() / others
+    }
+
+    /// Completes the last fiber, which has this row.
+    pub fn complete(&mut self, others: usize, row: impl Iterator<Item = f64>) {
+        self.complete = self.fibers(others);
+        let rank = self.ends[1].len();
+        let last = self.rows.len() - rank;
+        self.rows[last..].iter_mut().zip(row).for_each(|(x, sum)| *x = T::nearest(sum));
+    }
+}
