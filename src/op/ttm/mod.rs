@@ -17,6 +17,8 @@ pub mod cuda;
 mod fiber_rows;
 mod kernel;
 mod oracle;
+#[cfg(feature = "cuda")]
+mod ranges;
 mod sorted;
 mod tile_fibers;
 
