@@ -417,6 +417,48 @@ BLCO_OFFSET(AppendArgs, columns, 456)
 BLCO_OFFSET(AppendArgs, values, 520)
 BLCO_OFFSET(AppendArgs, first, 528)
 
+// The arguments of launches that count a chunk's nonzeros by the key of their fiber, or append those of a range of keys. A key is
+// the leading bits, at most 64, of the fiber's indices one behind the other.
+struct RangeArgs {
+    // As for all nonzeros, without `first`.
+    AppendArgs append;
+    // Address of a `u64` for each bin of keys: its nonzeros.
+    u64 bins;
+    // Address of a `u32` for each of the chunk's tiles: its nonzeros of the range; once scanned, where the first of them goes.
+    u64 places;
+    // Address of a `u32`: nonzeros of the range so far.
+    u64 taken;
+    // The first key of the range.
+    u64 low;
+    // Its last key.
+    u64 high;
+    // Bits of each mode in a key.
+    u32 bits[BLCO_ORDER_MAX];
+    // Bits of each mode's index that a key leaves out: its last ones.
+    u32 dropped[BLCO_ORDER_MAX];
+    // A bin has 2^shift keys.
+    u32 shift;
+    // Nonzeros that columns have room for.
+    u32 room;
+    // Tiles of the chunk.
+    u32 tiles;
+    // Not used.
+    u32 unused;
+};
+BLCO_SIZE(RangeArgs, 656)
+BLCO_OFFSET(RangeArgs, append, 0)
+BLCO_OFFSET(RangeArgs, bins, 536)
+BLCO_OFFSET(RangeArgs, places, 544)
+BLCO_OFFSET(RangeArgs, taken, 552)
+BLCO_OFFSET(RangeArgs, low, 560)
+BLCO_OFFSET(RangeArgs, high, 568)
+BLCO_OFFSET(RangeArgs, bits, 576)
+BLCO_OFFSET(RangeArgs, dropped, 608)
+BLCO_OFFSET(RangeArgs, shift, 640)
+BLCO_OFFSET(RangeArgs, room, 644)
+BLCO_OFFSET(RangeArgs, tiles, 648)
+BLCO_OFFSET(RangeArgs, unused, 652)
+
 // The arguments of a launch that brings the indices of a mode into an order.
 struct FiberKeysArgs {
     // Address of the indices.
@@ -466,7 +508,7 @@ struct TtmArgs {
     u32 end_tile;
     // Fibers that end before the window.
     u32 first_fiber;
-    // Nonzeros.
+    // Sorted nonzeros, and the places before them.
     u32 nnz;
     // Tiles of all of them.
     u32 tiles;
@@ -478,8 +520,8 @@ struct TtmArgs {
     u32 rank;
     // A group of 2^lanes threads adds up a fiber.
     u32 lanes;
-    // Not used.
-    u32 unused;
+    // Empty places of the first tile, before its nonzeros.
+    u32 skip;
 };
 BLCO_SIZE(TtmArgs, 192)
 BLCO_OFFSET(TtmArgs, columns, 0)
@@ -503,7 +545,7 @@ BLCO_OFFSET(TtmArgs, order, 172)
 BLCO_OFFSET(TtmArgs, mode, 176)
 BLCO_OFFSET(TtmArgs, rank, 180)
 BLCO_OFFSET(TtmArgs, lanes, 184)
-BLCO_OFFSET(TtmArgs, unused, 188)
+BLCO_OFFSET(TtmArgs, skip, 188)
 
 // The arguments of a launch that makes a `tiled` image of one of another layout.
 struct ExpandArgs {

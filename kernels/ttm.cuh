@@ -1,14 +1,18 @@
-// SpTTM (src/op/ttm/cuda.rs): every fiber along a mode times a matrix. All nonzeros are on the device: a column of indices for each mode
-// and a column of values. `positions` is their order by fiber.
+// SpTTM (src/op/ttm/cuda.rs): every fiber along a mode times a matrix. Nonzeros are on the device, all or those of a range of fibers: a
+// column of indices for each mode and a column of values. `positions` is their order by fiber.
 //
 //   append       appends a chunk's nonzeros to the columns
+//   count        counts a chunk's nonzeros in bins of fibers' keys, from which the host cuts ranges
+//   within       counts those of a range in each tile; `places` adds the counts up
+//   take         appends those of a range to the columns, in their order
 //   keys         puts the indices of a mode in the order that the sort (sort.cuh) has reached
 //   ends         marks the last nonzero of each fiber and counts them in each tile; scans turn the counts into the fibers' numbers
 //   rows         writes the coordinates of a tile's fibers, and the rows of those within the tile
 //   fix_up       writes the rows of fibers that extend over several tiles
 //
 // **Order of additions.** Products are in T. The nonzeros of a fiber in a tile are added up one after the other in f64, then the tiles'
-// sums one after the other. The result has the same bits for any window, and on the host.
+// sums one after the other. Tiles are counted from the first of all nonzeros: a range that does not begin with a tile leaves `skip` places
+// of its first tile empty. The result has the same bits for any window and range, and on the host.
 #pragma once
 #include "sort.cuh"
 #include "tile.cuh"
@@ -44,6 +48,104 @@ template <class LAYOUT, class T> __device__ __forceinline__ void append(const Ap
     if (bad) atomicMin((u32*)a.chunk.fault, a.chunk.one.number);
 }
 
+// The key of a nonzero's fiber.
+__device__ __forceinline__ u64 key_of(const RangeArgs& a, const u32 (&index)[BLCO_ORDER_MAX])
+{
+    u64 key = 0;
+#pragma unroll
+    for (u32 m = 0; m < BLCO_ORDER_MAX; ++m) {
+        if (m >= a.append.chunk.order) break;
+        if (a.bits[m] > 0) key = key << a.bits[m] | index[m] >> a.dropped[m];
+    }
+    return key;
+}
+
+// Calls `f` with the indices and the value of each nonzero of a tile, and whether it is one of the range, in their order: for
+// THREADS nonzeros at a time. All threads call it.
+template <class LAYOUT, class T, class F> __device__ __forceinline__ void each(const RangeArgs& a, const F& f)
+{
+    constexpr int PER = 2;
+    const MttkrpArgs& chunk = a.append.chunk;
+    const Header h = LAYOUT::header_of((const u8*)chunk.one.image);
+    const u32 first = blockIdx.x * TILE, rest = h.nnz - first, nnz = rest < TILE ? rest : TILE;
+    bool bad = false;
+    for (u32 begin = 0; begin < TILE; begin += PER * THREADS) {
+        const Slots slots = {begin + threadIdx.x, THREADS, nnz};
+        u32 index[PER][BLCO_ORDER_MAX];
+        T value[PER];
+        LAYOUT::template decode<T, BLCO_ORDER_MAX, PER>(index, value, chunk, h, blockIdx.x, slots, bad);
+#pragma unroll
+        for (int k = 0; k < PER; ++k) {
+            const u64 key = key_of(a, index[k]);
+            f(index[k], value[k], key, slots.real(k) && key >= a.low && key <= a.high);
+        }
+    }
+    if (bad) atomicMin((u32*)chunk.fault, chunk.one.number);
+}
+
+// A thread block of THREADS for each tile of the chunk.
+template <class LAYOUT> __device__ __forceinline__ void count(const RangeArgs& a)
+{
+    each<LAYOUT, double>(a, [&](const u32 (&)[BLCO_ORDER_MAX], double, u64 key, bool in) {
+        // Consecutive nonzeros are often of one bin: a warp adds those of its first thread's bin at once.
+        const u32 bin = in ? (u32)((key - a.low) >> a.shift) : ~0u, first = __shfl_sync(~0u, bin, 0);
+        const u32 equal = __ballot_sync(~0u, bin == first);
+        if (in && bin != first) atomicAdd((u64*)a.bins + bin, (u64)1);
+        if (in && threadIdx.x % 32 == 0) atomicAdd((u64*)a.bins + bin, (u64)__popc(equal));
+    });
+}
+
+// The same grid.
+template <class LAYOUT> __device__ __forceinline__ void within(const RangeArgs& a)
+{
+    u32 count = 0;
+    each<LAYOUT, double>(a, [&](const u32 (&)[BLCO_ORDER_MAX], double, u64, bool in) { count += __syncthreads_count(in); });
+    if (threadIdx.x == 0) ((u32*)a.places)[blockIdx.x] = count;
+}
+
+// One thread block of BLCO_SORT_THREADS. Chunks follow one another.
+__device__ inline void places(const RangeArgs& a)
+{
+    __shared__ u32 warps[mode_sorted::WARPS];
+    u32* const places = (u32*)a.places;
+    u32 taken = *(u32*)a.taken;
+    for (u32 first = 0; first < a.tiles; first += BLCO_SORT_THREADS) {
+        const u32 i = first + threadIdx.x;
+        const u32 place = taken + mode_sorted::sum_before(i < a.tiles ? places[i] : 0, warps);
+        if (i < a.tiles) places[i] = place;
+        for (u32 w = 0; w < mode_sorted::WARPS; ++w) taken += warps[w];
+        __syncthreads();
+    }
+    if (threadIdx.x == 0) *(u32*)a.taken = taken;
+}
+
+// A thread block of THREADS for each tile of the chunk.
+template <class LAYOUT, class T> __device__ __forceinline__ void take(const RangeArgs& a)
+{
+    __shared__ u32 counts[WARPS];
+    const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    u32 next = ((const u32*)a.places)[blockIdx.x];
+    each<LAYOUT, T>(a, [&](const u32 (&index)[BLCO_ORDER_MAX], T value, u64, bool in) {
+        const u32 word = __ballot_sync(~0u, in);
+        if (lane == 0) counts[warp] = __popc(word);
+        __syncthreads();
+        u32 at = next + __popc(word & ((1u << lane) - 1));
+        for (u32 w = 0; w < WARPS; ++w) {
+            if (w < warp) at += counts[w];
+            next += counts[w];
+        }
+        __syncthreads();
+        // A store that has changed since its nonzeros were counted may have more.
+        if (!in || at >= a.room) return;
+#pragma unroll
+        for (u32 m = 0; m < BLCO_ORDER_MAX; ++m) {
+            if (m >= a.append.chunk.order) break;
+            ((u32*)a.append.columns[m])[at] = index[m];
+        }
+        ((T*)a.append.values)[at] = value;
+    });
+}
+
 // A grid of thread blocks of BLCO_ROW_THREADS: a thread for each nonzero.
 __device__ inline void keys(const FiberKeysArgs& a)
 {
@@ -51,9 +153,10 @@ __device__ inline void keys(const FiberKeysArgs& a)
     if (i < a.nnz) ((u32*)a.keys)[i] = __ldg((const u32*)a.column + ((const u32*)a.positions)[i]);
 }
 
+// The place in the columns of sorted nonzero `i`, from `skip` on.
 __device__ __forceinline__ u32 position(const TtmArgs& a, u32 i)
 {
-    return a.positions == 0 ? i : __ldg((const u32*)a.positions + i);
+    return a.positions == 0 ? i - a.skip : __ldg((const u32*)a.positions + (i - a.skip));
 }
 
 // Whether the nonzero is the last of its fiber.
@@ -75,7 +178,7 @@ __device__ inline void ends(const TtmArgs& a)
     u32 count = 0;
     for (u32 begin = 0; begin < TILE; begin += THREADS) {
         const u64 i = (u64)blockIdx.x * TILE + begin + threadIdx.x;
-        const u32 word = __ballot_sync(~0u, i < a.nnz && is_last(a, (u32)i));
+        const u32 word = __ballot_sync(~0u, i >= a.skip && i < a.nnz && is_last(a, (u32)i));
         if (threadIdx.x % 32 == 0) ((u32*)a.ends)[i / 32] = word;
         count += __popc(word);
     }
@@ -124,10 +227,11 @@ template <class T> __device__ __forceinline__ void rows(const TtmArgs& a)
     // The last nonzero of each fiber. The nonzeros after them belong to a fiber that continues.
     __shared__ u16 lasts[TILE + 1];
     const u32 tile = a.first_tile + blockIdx.x, first = tile * TILE, rest = a.nnz - first, nnz = rest < TILE ? rest : TILE;
-    const u32 before = ended_before(a, tile);
+    const u32 before = ended_before(a, tile), skip = tile == 0 ? a.skip : 0;
     if (threadIdx.x < WORDS) words[threadIdx.x] = ((const u32*)a.ends)[first / 32 + threadIdx.x];
     for (u32 i = threadIdx.x; i < nnz; i += THREADS) {
-        const u32 at = position(a, first + i);
+        // Empty places repeat the first nonzero; nothing reads them.
+        const u32 at = position(a, i < skip ? skip : first + i);
         leaves[i] = __ldg((const u32*)a.columns[a.mode] + at);
         values[i] = __ldg((const T*)a.values + at);
     }
@@ -151,7 +255,7 @@ template <class T> __device__ __forceinline__ void rows(const TtmArgs& a)
     __syncthreads();
     const u32 step = 1u << a.lanes;
     for (u32 fiber = threadIdx.x >> a.lanes; fiber < ended + goes_on; fiber += THREADS >> a.lanes) {
-        const u32 begin = fiber == 0 ? 0 : lasts[fiber - 1] + 1u, end = lasts[fiber] + 1u;
+        const u32 begin = fiber == 0 ? skip : lasts[fiber - 1] + 1u, end = lasts[fiber] + 1u;
         const bool continues = fiber == 0 && begun, whole = !continues && fiber < ended;
         for (u32 c = threadIdx.x & (step - 1); c < a.rank; c += step) {
             const T* const matrix = (const T*)a.matrix + c;
@@ -207,6 +311,14 @@ template <class T> __device__ __forceinline__ void fix_up(const TtmArgs& a)
     {                                                                                                                  \
         ttm::append<Raw, real>(args);                                                                                  \
     }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(BLCO_TILE_THREADS) ttm_take_tiled_##name(const RangeArgs args)        \
+    {                                                                                                                  \
+        ttm::take<Tiled, real>(args);                                                                                  \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(BLCO_TILE_THREADS) ttm_take_raw_##name(const RangeArgs args)          \
+    {                                                                                                                  \
+        ttm::take<Raw, real>(args);                                                                                    \
+    }                                                                                                                  \
     extern "C" __global__ void __launch_bounds__(BLCO_TILE_THREADS) ttm_rows_##name(const TtmArgs args)                \
     {                                                                                                                  \
         ttm::rows<real>(args);                                                                                         \
@@ -218,6 +330,26 @@ template <class T> __device__ __forceinline__ void fix_up(const TtmArgs& a)
 
 // The kernels that serve both precisions.
 #define BLCO_TTM_SORT                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(BLCO_TILE_THREADS) ttm_count_tiled(const RangeArgs args)              \
+    {                                                                                                                  \
+        ttm::count<Tiled>(args);                                                                                       \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(BLCO_TILE_THREADS) ttm_count_raw(const RangeArgs args)                \
+    {                                                                                                                  \
+        ttm::count<Raw>(args);                                                                                         \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(BLCO_TILE_THREADS) ttm_within_tiled(const RangeArgs args)             \
+    {                                                                                                                  \
+        ttm::within<Tiled>(args);                                                                                      \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(BLCO_TILE_THREADS) ttm_within_raw(const RangeArgs args)               \
+    {                                                                                                                  \
+        ttm::within<Raw>(args);                                                                                        \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(BLCO_SORT_THREADS) ttm_places(const RangeArgs args)                   \
+    {                                                                                                                  \
+        ttm::places(args);                                                                                             \
+    }                                                                                                                  \
     extern "C" __global__ void __launch_bounds__(BLCO_ROW_THREADS) ttm_keys(const FiberKeysArgs args)                  \
     {                                                                                                                  \
         ttm::keys(args);                                                                                               \

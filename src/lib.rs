@@ -109,7 +109,8 @@ pub use backend::devices::{
 };
 pub use backend::host::{HostOp, Tiles};
 pub use backend::plan::{
-    BuildPlan, DevicePlan, ImageSet, Images, LanesPlan, LinkPlan, ModePlan, Place, Residence, Shortfall,
+    BuildPlan, DevicePlan, ImageSet, Images, LanesPlan, LinkPlan, ModePlan, Place, RangesPlan, Residence,
+    Shortfall,
 };
 pub use chunk::{ChunkCodes, ChunkHeader, SectionKind, Version};
 pub use coo::tns::{IndexBase, ReadOptions, TnsReader};

@@ -366,7 +366,7 @@ class Store:
 
         Notes
         -----
-        On a GPU if it holds all nonzeros, with the same bits as on the CPU unless coordinates repeat.
+        On a GPU with the same bits as on the CPU, unless coordinates repeat; in several passes if it does not hold all nonzeros.
         """
         number = self._mode(mode)
         (array,), single = _matrices([matrix])

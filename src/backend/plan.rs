@@ -7,7 +7,9 @@
 
 use super::device::{DeviceLimits, Facts};
 use crate::dense::Precision;
+use crate::encoding::TILE_NNZ;
 use crate::encoding::values::ValueEncoding;
+use crate::stream::enough;
 use serde::Serialize;
 use std::ops::Range;
 
@@ -32,6 +34,59 @@ pub struct Operation {
     pub reads_trees: bool,
     /// The work of this device, if several hold all chunks and divide modes by ranges of rows.
     pub share: Option<Share>,
+    /// What it gathers on the device in a pass, beside `bytes`.
+    pub gathers: Option<Gathers>,
+}
+
+/// Nonzeros that an operation gathers on the device: all in one pass, or a range of them in each of several.
+#[derive(Clone, Copy, Debug)]
+pub struct Gathers {
+    /// All nonzeros.
+    pub nnz: u64,
+    /// The most at a time, whatever the memory.
+    pub most: u64,
+    /// Bytes for each [`TILE_NNZ`] of them that have begun.
+    pub tile_bytes: u64,
+    /// More bytes if they are gathered in ranges.
+    pub ranges_bytes: u64,
+}
+
+impl Gathers {
+    /// Nonzeros at a time for which passes are planned, unless there are fewer.
+    const LEAST: u64 = TILE_NNZ as u64;
+
+    /// Bytes for this many nonzeros at a time. A range leaves places of its first tile empty.
+    #[must_use]
+    pub fn bytes(&self, nonzeros: u64) -> u64 {
+        let tiles = nonzeros.div_ceil(TILE_NNZ as u64);
+        if nonzeros >= self.nnz {
+            return tiles.saturating_mul(self.tile_bytes);
+        }
+        (tiles + 1).saturating_mul(self.tile_bytes).saturating_add(self.ranges_bytes)
+    }
+
+    /// The fewest nonzeros at a time.
+    #[must_use]
+    pub fn least(&self) -> u64 {
+        Self::LEAST.min(self.nnz)
+    }
+
+    /// The fewest bytes for some nonzeros at a time.
+    #[must_use]
+    pub fn least_bytes(&self) -> u64 {
+        self.bytes(self.least()).min(self.bytes(self.nnz))
+    }
+
+    /// The most nonzeros at a time that `bytes` hold; `None` if they are too few for any plan.
+    #[must_use]
+    pub fn fitting(&self, bytes: u64) -> Option<u64> {
+        if self.nnz <= self.most && self.bytes(self.nnz) <= bytes {
+            return Some(self.nnz);
+        }
+        let tiles = bytes.saturating_sub(self.ranges_bytes) / self.tile_bytes;
+        let nonzeros = (tiles.saturating_sub(1) * TILE_NNZ as u64).min(self.most).min(self.nnz - 1);
+        (nonzeros >= Self::LEAST).then_some(nonzeros)
+    }
 }
 
 /// The work of one of several devices, all of which hold all chunks.
@@ -153,6 +208,8 @@ pub enum Shortfall {
     Resident(usize),
     /// No copy serves the mode, from 1, because of this.
     NoCopy(usize, String),
+    /// There is memory for this many nonzeros at a time.
+    Nonzeros(u64),
 }
 
 /// Where images lie between passes.
@@ -286,6 +343,21 @@ pub struct LinkPlan {
     pub seconds: f64,
 }
 
+/// Lanes take at most one part in this many of what is left for them and for ranges of nonzeros, unless that is less than one lane:
+/// the more nonzeros there are at a time, the fewer passes.
+pub(crate) const LANES_SHARE: u64 = 4;
+
+/// How an operation that gathers nonzeros on the device does so in ranges, because not all have room.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct RangesPlan {
+    /// Nonzeros at a time, at most.
+    pub nonzeros: u64,
+    /// Passes over the store, at least: one that counts nonzeros, and one for each range.
+    pub passes: u64,
+    /// Why, in one line.
+    pub why: String,
+}
+
 /// What passes use of a device. Memory is `operation + lanes + chunks that stay + copies`.
 #[derive(Clone, Debug, Serialize)]
 pub struct DevicePlan {
@@ -305,6 +377,9 @@ pub struct DevicePlan {
     pub modes: Vec<ModePlan>,
     /// How copies are built, if there are any.
     pub build: Option<BuildPlan>,
+    /// The ranges of nonzeros, if the operation takes one in each pass.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ranges: Option<RangesPlan>,
     /// Bytes of device memory that copies take at most, while the last of them is built too.
     pub copies_bytes: u64,
     /// Rows that a mode has in a group of tiles for each nonzero, on average over the modes, in a sample; `None` where factors stay in a
@@ -328,6 +403,22 @@ pub struct DevicePlan {
 }
 
 impl DevicePlan {
+    /// Bytes of device memory with which a plan of the same operation has this many nonzeros on the device at a time.
+    #[must_use]
+    pub fn bytes_for(&self, nonzeros: u64) -> u64 {
+        let DeviceRequest { operation, room, .. } = &*self.request;
+        let gathered = operation.gathers.map_or(0, |gathers| gathers.bytes(nonzeros));
+        let lanes = self.lanes.bytes_of(1).max(gathered / (LANES_SHARE - 1));
+        let lanes = lanes.min(self.lanes.bytes_of(room.lanes));
+        operation.bytes.saturating_add(gathered).saturating_add(lanes)
+    }
+
+    /// The same, as messages name it.
+    #[must_use]
+    pub fn enough_for(&self, nonzeros: u64) -> String {
+        enough(self.bytes_for(nonzeros))
+    }
+
     /// The device's work, if several hold all chunks.
     pub(crate) fn share(&self) -> Option<&Share> {
         self.request.operation.share.as_ref()

@@ -195,20 +195,24 @@ pub(super) fn plan_ttm<T: Real>(
     let DeviceLimits { memory, lanes, passes, .. } = *limits;
     let limits = DeviceLimits { memory, lanes, passes, ..DeviceLimits::default() };
     let operation =
-        crate::op::ttm::cuda::operation::<T>(store.manifest(), mode, rank, gpu.facts.multiprocessors)?;
+        crate::op::ttm::cuda::operation::<T>(store.manifest(), mode, rank, gpu.facts.multiprocessors);
     crate::backend::cuda::plan(gpu, store, operation, &limits)
 }
 
-/// Bytes of host memory for fibers on their way from a GPU.
+/// Bytes of host memory for fibers on their way from a GPU, by a plan for it.
 #[cfg(feature = "cuda")]
-pub(super) fn ttm_windows_bytes<T: Real>(manifest: &Manifest, mode: usize, rank: usize) -> Result<u64> {
-    crate::op::ttm::cuda::beside_device_bytes::<T>(manifest, mode, rank)
+pub(super) fn ttm_windows_bytes<T: Real>(
+    manifest: &Manifest,
+    (mode, rank): (usize, usize),
+    plan: &DevicePlan,
+) -> u64 {
+    crate::op::ttm::cuda::beside_device_bytes::<T>(manifest, mode, rank, plan)
 }
 
 #[cfg(not(feature = "cuda"))]
 #[expect(clippy::extra_unused_type_parameters, reason = "as it is with a GPU")]
-pub(super) fn ttm_windows_bytes<T: Real>(_: &Manifest, _: usize, _: usize) -> Result<u64> {
-    none()
+pub(super) fn ttm_windows_bytes<T: Real>(_: &Manifest, _: (usize, usize), _: &DevicePlan) -> u64 {
+    0
 }
 
 #[cfg(not(feature = "cuda"))]

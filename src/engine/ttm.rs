@@ -1,9 +1,10 @@
 //! SpTTM, on the CPU or a GPU.
 
 use super::gpu::{self, Gpu};
-use super::{Engine, ExecutionPlan};
+use super::{Device, Engine, ExecutionPlan};
 use crate::backend::device::DeviceLimits;
 use crate::backend::host::{HostBackend, HostOp, computing_bytes, decoded_bytes};
+use crate::backend::plan::RangesPlan;
 use crate::dense::{MatrixRef, Real};
 use crate::error::{Error, Result};
 use crate::linear::{Key, Wide};
@@ -13,9 +14,14 @@ use crate::op::ttm::{
 };
 use crate::pack::{ExternalSumMemory, SpillReport};
 use crate::store::Store;
+#[cfg(feature = "cuda")]
+use crate::stream::Executor;
 use crate::stream::{Limits, PassReport, Span};
 use std::path::PathBuf;
 use std::time::Instant;
+
+/// Passes of a GPU, at most, if the user has not asked for one. A guess: the CPU sorts nonzeros meanwhile.
+const PASSES_OF_AUTO: u64 = 16;
 
 /// A request for SpTTM.
 #[derive(Clone, Debug)]
@@ -75,7 +81,7 @@ pub(crate) struct TtmOutcome {
 impl Engine {
     /// Multiplies every fiber of a store along `mode`, from 0, by `matrix`, which has one row for each index of the mode. The result is
     /// semi-sparse and in memory; its fibers are in ascending order of the other modes. [`Engine::ttm_to`] delivers it in pieces. A GPU
-    /// that holds all nonzeros gives the same bits, unless coordinates repeat.
+    /// gives the same bits, unless coordinates repeat. If it does not hold all nonzeros, it reads the store in several passes.
     ///
     /// ```
     /// # use blco::{Engine, Matrix, PackOptions, ReadOptions};
@@ -173,11 +179,22 @@ impl Engine {
         let held =
             matrix.saturating_add(computing_bytes(threads) + decoded_bytes(order, 1)).saturating_add(oracle);
         let reading = matrix.saturating_add(oracle).saturating_add(checked.unwrap_or(0));
-        let find = |gpu: &Gpu, limits: &DeviceLimits| gpu::plan_ttm::<T>(gpu, store, (mode, rank), limits);
+        let auto = self.options().device == Device::Auto;
+        let find = |gpu: &Gpu, limits: &DeviceLimits| {
+            let plan = gpu::plan_ttm::<T>(gpu, store, (mode, rank), limits)?;
+            match &plan.ranges {
+                Some(RangesPlan { passes, why, .. }) if auto && *passes > PASSES_OF_AUTO => {
+                    let what = format!("at least {passes} passes, since {why}; `Device::Cuda` makes them");
+                    Err(Error::request(what))
+                }
+                _ => Ok(plan),
+            }
+        };
         let (device, notes) = self.choose(1, find)?;
+        let passes = device.as_ref().and_then(|plan| plan.ranges.as_ref()).map_or(1, |ranges| ranges.passes);
         let serving = serving_view(store, mode);
         let (way, passing, afterwards, store) = if let Some(device) = &device {
-            let windows = gpu::ttm_windows_bytes::<T>(manifest, mode, rank)?;
+            let windows = gpu::ttm_windows_bytes::<T>(manifest, (mode, rank), device);
             let held = matrix.saturating_add(oracle).saturating_add(windows);
             let passing = held + computing_bytes(threads) + decoded_bytes(order, 1) + device.host_bytes;
             let way = if is_in_order(manifest, mode) { Way::Streamed } else { Way::Nonzeros(0) };
@@ -195,7 +212,11 @@ impl Engine {
             let afterwards = matrix.saturating_add(oracle).saturating_add(fibers).saturating_add(afterwards);
             (way, held.saturating_add(coming), afterwards.max(reading), &serving)
         };
-        let limits = Limits { afterwards, less: "take fewer columns", ..self.limits(1) };
+        let limits = Limits {
+            afterwards,
+            less: "take fewer columns",
+            ..self.limits(u32::try_from(passes).unwrap_or(u32::MAX))
+        };
         let host = self.plan_host(store, passing, &limits)?;
         let uses = ExecutionPlan { host, device, notes, devices: None, mode_sorted: None, made_for: None };
         Ok(TtmPlan { uses, way })
@@ -291,25 +312,47 @@ impl Engine {
         request: &TtmRequest,
         mut uses: ExecutionPlan,
         matrix: MatrixRef<'_, T>,
-        sink: Option<FiberSink<'_, T>>,
+        mut sink: Option<FiberSink<'_, T>>,
     ) -> Result<TtmOutcome> {
+        use crate::backend::cuda::{CudaBackend, plan::again};
+        use crate::backend::plan::Shortfall;
         use crate::op::ttm::cuda::{DeviceTtm, WINDOW_BYTES};
         let gpu = &self.gpu()?;
-        let planned = uses.device.as_ref().expect("planned for a GPU");
-        let op = DeviceTtm::new(gpu, store, request.mode, matrix, WINDOW_BYTES)?;
-        let mut backend = crate::backend::cuda::CudaBackend::new(gpu, store, planned, op)?;
-        let (passes, spans) = self.passes((store, 1), &uses.host, &mut backend, |_, _| ())?;
+        let mut planned = uses.device.take().expect("planned for a GPU");
+        let op = loop {
+            match DeviceTtm::new(gpu, store, request.mode, matrix, &planned, WINDOW_BYTES) {
+                Err(e @ Error::Device { out_of_memory: true, .. }) => {
+                    let nonzeros = planned.ranges.as_ref().map_or(store.manifest().nnz, |r| r.nonzeros) / 2;
+                    planned = again(store, &planned, Shortfall::Nonzeros(nonzeros)).map_err(|_| e)?;
+                }
+                made => break made?,
+            }
+        };
+        if let (Some(ranges), false) = (&planned.ranges, planned.shortfalls.is_empty()) {
+            uses.notes.push(format!("device memory for {} nonzeros at a time only", ranges.nonzeros));
+        }
+        let mut backend = CudaBackend::new(gpu, store, &planned, op)?;
+        let mut executor = Executor::new(store, &uses.host, &mut backend)?;
+        let (mut passes, mut fibers, mut merge_seconds) = (Vec::new(), 0, 0.0);
+        let total = Some(store.manifest().nnz);
+        loop {
+            passes.push(executor.pass(&mut backend, &|done| self.tell("computing", done, total))?);
+            let start = Instant::now();
+            fibers += backend.op().finish(sink.as_mut())?;
+            merge_seconds += start.elapsed().as_secs_f64();
+            if !backend.op().needs_pass() {
+                break;
+            }
+        }
         uses.device = Some(backend.plan().clone());
         uses.notes.extend_from_slice(backend.notes());
-        let start = Instant::now();
-        let fibers = backend.op().finish(sink)?;
-        let merge_seconds = start.elapsed().as_secs_f64();
-        Ok(TtmOutcome { fibers, spilled: SpillReport::default(), merge_seconds, passes, spans, uses })
+        let (spilled, spans) = (SpillReport::default(), executor.spans().to_vec());
+        Ok(TtmOutcome { fibers, spilled, merge_seconds, passes, spans, uses })
     }
 
     /// The note about operations that run only on the CPU, if a GPU was requested.
     pub(super) fn notes_of_cpu(&self) -> Vec<String> {
-        let asked = self.options().device == super::Device::Cuda;
+        let asked = self.options().device == Device::Cuda;
         asked.then(|| "on the CPU: this operation has no kernels for a GPU".to_owned()).into_iter().collect()
     }
 }

@@ -200,6 +200,12 @@ pub fn too_little(least: u64, bound: u64, asked: bool, of_which: &str, less: &st
     ))
 }
 
+/// Names at least this many bytes; what a user reads and passes as it is suffices.
+#[must_use]
+pub fn enough(bytes: u64) -> String {
+    shown(rounded_up(bytes))
+}
+
 /// At least this many bytes, rounded up so that one digit shows them exactly: whole MiB, or tenths of small sizes and
 /// of TiB.
 fn rounded_up(bytes: u64) -> u64 {
@@ -235,7 +241,7 @@ mod tests {
         for bytes in
             (0..64 << 20).step_by(77_777).chain([1 << 20, (32 << 20) + 1, 5 << 40, (5 << 40) + 1, 1 << 60])
         {
-            let text = shown(rounded_up(bytes));
+            let text = enough(bytes);
             let read = parse_size::parse_size(&text).unwrap();
             assert!((bytes..=bytes + bytes / 4 + (105 << 10)).contains(&read), "{bytes}: {text} is {read}");
         }

@@ -576,6 +576,27 @@ impl Failing {
         Self { place, args: args.map(str::to_owned).to_vec(), agrees: files_agree }
     }
 
+    /// The same in several passes.
+    fn ttm_in_ranges(gpu: Gpu) -> Self {
+        let mut failing = Self::ttm(gpu);
+        let plan = |failing: &Self| -> serde_json::Value {
+            let args: Vec<&str> = failing.args.iter().map(String::as_str).collect();
+            let output = failing.place.blco_run(&[&args[..], &["--plan", "--json"]].concat(), &[]);
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+            failing.place.account();
+            serde_json::from_slice(&output.stdout).unwrap()
+        };
+        let all = plan(&failing);
+        let bytes = |field: &serde_json::Value| field.as_u64().unwrap();
+        let (device, lanes) = (&all["device"], &all["device"]["lanes"]);
+        let lane = bytes(&lanes["image_bytes"]) + bytes(&lanes["staging_bytes"]);
+        let memory = bytes(&device["operation_bytes"]) + lane - (350 << 10);
+        failing.args.extend(["--device-memory".to_owned(), memory.to_string()]);
+        let passes = plan(&failing)["device"]["ranges"]["passes"].as_u64().unwrap();
+        assert!((3..9).contains(&passes), "{passes} passes");
+        failing
+    }
+
     fn args(&self) -> Vec<&str> {
         self.args.iter().map(String::as_str).chain(["--output", "out", "--force"]).collect()
     }
@@ -616,7 +637,8 @@ fn every_failing_call_ends_a_run_with_its_error() {
     every_failing_call_ends(&Failing::kept(gpu.clone()));
     every_failing_call_ends(&Failing::trees(gpu.clone()));
     every_failing_call_ends(&Failing::ttv(gpu.clone()));
-    every_failing_call_ends(&Failing::ttm(gpu));
+    every_failing_call_ends(&Failing::ttm(gpu.clone()));
+    every_failing_call_ends(&Failing::ttm_in_ranges(gpu));
 }
 
 fn every_failing_call_ends(failing: &Failing) {
@@ -651,7 +673,8 @@ fn every_failing_launch_ends_a_run_with_its_error() {
         Failing::kept(gpu.clone()),
         Failing::trees(gpu.clone()),
         Failing::ttv(gpu.clone()),
-        Failing::ttm(gpu),
+        Failing::ttm(gpu.clone()),
+        Failing::ttm_in_ranges(gpu),
     ] {
         let launches = failing.count("launches");
         assert!(launches > 5, "{launches} launches");
@@ -673,7 +696,8 @@ fn every_failing_allocation_makes_a_run_smaller_or_ends_it() {
     every_failing_allocation(&Failing::kept(gpu.clone()));
     every_failing_allocation(&Failing::trees(gpu.clone()));
     every_failing_allocation(&Failing::ttv(gpu.clone()));
-    every_failing_allocation(&Failing::ttm(gpu));
+    every_failing_allocation(&Failing::ttm(gpu.clone()));
+    every_failing_allocation(&Failing::ttm_in_ranges(gpu));
 }
 
 fn every_failing_allocation(failing: &Failing) {
@@ -715,7 +739,9 @@ fn less_memory_than_planned_is_told() {
     told_of_less_memory(&Failing::sorted(gpu.clone()));
     told_of_less_memory(&Failing::kept(gpu.clone()));
     told_of_less_memory(&Failing::trees(gpu.clone()));
-    told_of_less_memory(&Failing::ttv(gpu));
+    told_of_less_memory(&Failing::ttv(gpu.clone()));
+    told_of_less_memory(&Failing::ttm(gpu.clone()));
+    told_of_less_memory(&Failing::ttm_in_ranges(gpu));
 }
 
 fn told_of_less_memory(failing: &Failing) {

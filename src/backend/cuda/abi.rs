@@ -347,6 +347,35 @@ structs! {
         first: u64,
     }
 
+    /// The arguments of launches that count a chunk's nonzeros by the key of their fiber, or append those of a range of keys. A key is
+    /// the leading bits, at most 64, of the fiber's indices one behind the other.
+    pub struct RangeArgs {
+        /// As for all nonzeros, without `first`.
+        append: AppendArgs,
+        /// Address of a `u64` for each bin of keys: its nonzeros.
+        bins: u64,
+        /// Address of a `u32` for each of the chunk's tiles: its nonzeros of the range; once scanned, where the first of them goes.
+        places: u64,
+        /// Address of a `u32`: nonzeros of the range so far.
+        taken: u64,
+        /// The first key of the range.
+        low: u64,
+        /// Its last key.
+        high: u64,
+        /// Bits of each mode in a key.
+        bits: [u32; ORDER_MAX],
+        /// Bits of each mode's index that a key leaves out: its last ones.
+        dropped: [u32; ORDER_MAX],
+        /// A bin has 2^shift keys.
+        shift: u32,
+        /// Nonzeros that columns have room for.
+        room: u32,
+        /// Tiles of the chunk.
+        tiles: u32,
+        /// Not used.
+        unused: u32,
+    }
+
     /// The arguments of a launch that brings the indices of a mode into an order.
     pub struct FiberKeysArgs {
         /// Address of the indices.
@@ -391,7 +420,7 @@ structs! {
         end_tile: u32,
         /// Fibers that end before the window.
         first_fiber: u32,
-        /// Nonzeros.
+        /// Sorted nonzeros, and the places before them.
         nnz: u32,
         /// Tiles of all of them.
         tiles: u32,
@@ -403,8 +432,8 @@ structs! {
         rank: u32,
         /// A group of 2^lanes threads adds up a fiber.
         lanes: u32,
-        /// Not used.
-        unused: u32,
+        /// Empty places of the first tile, before its nonzeros.
+        skip: u32,
     }
 
     /// The arguments of a launch that makes a `tiled` image of one of another layout.

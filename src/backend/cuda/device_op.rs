@@ -53,6 +53,16 @@ pub trait DeviceOp {
         true
     }
 
+    /// Whether chunks are launched one behind the other, also if results stay on the device.
+    fn in_order(&self) -> bool {
+        false
+    }
+
+    /// Whether the next pass needs chunk `number`, in the view.
+    fn needs(&self, _number: usize) -> bool {
+        true
+    }
+
     /// What workers do with each chunk, if anything.
     fn look(&self) -> Option<Look> {
         None

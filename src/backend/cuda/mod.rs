@@ -159,7 +159,7 @@ impl<O: DeviceOp> CudaBackend<O> {
         let mut lanes = CopyLanes::new(device, store.sys(), &plan.lanes, &mut notes)?;
         // If there is no memory for it, chunks stay on the device instead.
         let gathering = make_gathering(device, store, &mut plan, &mut notes)?;
-        let tiles = op.tiles_per_block(false);
+        let (tiles, in_order) = (op.tiles_per_block(false), op.in_order());
         let mut resident = make_resident(device, store, &mut plan, tiles, &mut notes)?;
         if lanes.all.iter().any(|lane| lane.memory.is_none()) && plan.lanes.image_bytes > 0 {
             // Not all chunks fit after all: lanes come first, and chunks get the rest.
@@ -184,7 +184,7 @@ impl<O: DeviceOp> CudaBackend<O> {
             op,
             lanes,
             parts,
-            turns: LaunchTurns::new(device, plan.lanes.result_bytes > 0)?,
+            turns: LaunchTurns::new(device, plan.lanes.result_bytes > 0 || in_order)?,
             sharing: Vec::new(),
             resident,
             log: PassLog::new(device)?,
@@ -342,6 +342,9 @@ impl<O: DeviceOp> Backend for CudaBackend<O> {
     }
 
     fn holds(&self, number: usize) -> bool {
+        if !self.op.needs(number) {
+            return true;
+        }
         if let Some(resident) = self.resident.as_ref().filter(|r| number < r.offsets.len()) {
             return resident.there;
         }

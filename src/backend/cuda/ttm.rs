@@ -1,8 +1,8 @@
 //! Nonzeros sorted by fiber, and the kernels of SpTTM on them (kernels/ttm.cuh).
 
 use super::abi::{
-    AppendArgs, DIGIT_BITS, FiberKeysArgs, ROW_THREADS, SCAN_ROW, SORT_PORTION, SortArgs, TILE_THREADS,
-    TtmArgs,
+    AppendArgs, DIGIT_BITS, FiberKeysArgs, ROW_THREADS, RangeArgs, SCAN_ROW, SORT_PORTION, SORT_THREADS,
+    SortArgs, TILE_THREADS, TtmArgs,
 };
 use super::driver::{Device, Kernel, Memory, Stream};
 use super::kernels::embedded_ptx;
@@ -13,11 +13,20 @@ use crate::error::Result;
 use std::sync::Arc;
 
 /// Their names, without those of the sort.
-pub const KERNELS: [&str; 10] = [
+pub const KERNELS: [&str; 19] = [
     "ttm_append_tiled_f64",
     "ttm_append_tiled_f32",
     "ttm_append_raw_f64",
     "ttm_append_raw_f32",
+    "ttm_count_tiled",
+    "ttm_count_raw",
+    "ttm_within_tiled",
+    "ttm_within_raw",
+    "ttm_places",
+    "ttm_take_tiled_f64",
+    "ttm_take_tiled_f32",
+    "ttm_take_raw_f64",
+    "ttm_take_raw_f32",
     "ttm_keys",
     "ttm_ends",
     "ttm_rows_f64",
@@ -30,6 +39,10 @@ pub const KERNELS: [&str; 10] = [
 #[derive(Debug)]
 pub struct TtmKernels {
     append: Kernel,
+    count: Kernel,
+    within: Kernel,
+    places: Kernel,
+    take: Kernel,
     keys: Kernel,
     ends: Kernel,
     rows: Kernel,
@@ -61,10 +74,13 @@ impl SortMemory {
         })
     }
 
-    /// Its bytes on a device of this many multiprocessors.
+    /// Bytes of each nonzero.
+    pub const BYTES_OF_ONE: u64 = 16;
+
+    /// Bytes besides, on a device of this many multiprocessors.
     #[must_use]
-    pub fn bytes(multiprocessors: u32, nnz: u32) -> u64 {
-        16 * u64::from(nnz) + ((4 * (u64::from(sort_blocks(multiprocessors, nnz)) + 1)) << DIGIT_BITS)
+    pub fn fixed_bytes(multiprocessors: u32, nnz: u32) -> u64 {
+        (4 * (u64::from(sort_blocks(multiprocessors, nnz)) + 1)) << DIGIT_BITS
     }
 }
 
@@ -85,6 +101,10 @@ impl TtmKernels {
         let layout = if layout == IndexEncoding::Raw { "raw" } else { "tiled" };
         let own = [
             format!("ttm_append_{layout}_{real}"),
+            format!("ttm_count_{layout}"),
+            format!("ttm_within_{layout}"),
+            "ttm_places".to_owned(),
+            format!("ttm_take_{layout}_{real}"),
             format!("ttm_rows_{real}"),
             format!("ttm_fix_up_{real}"),
             "ttm_keys".to_owned(),
@@ -92,9 +112,14 @@ impl TtmKernels {
         ];
         let names: Vec<&str> = own.iter().map(String::as_str).chain(SortSteps::KERNELS).collect();
         let module = device.module(&embedded_ptx(&names))?;
-        let [append, rows, fix_up, keys, ends] = own.map(|name| module.kernel(&name));
+        let [append, count, within, places, take, rows, fix_up, keys, ends] =
+            own.map(|name| module.kernel(&name));
         Ok(Self {
             append: append?,
+            count: count?,
+            within: within?,
+            places: places?,
+            take: take?,
             keys: keys?,
             ends: ends?,
             rows: rows?,
@@ -106,6 +131,18 @@ impl TtmKernels {
     /// Appends a chunk of this many tiles.
     pub fn append(&self, stream: &Stream, tiles: u32, arguments: &AppendArgs) -> Result<()> {
         stream.launch(&self.append, tiles, TILE_THREADS, arguments)
+    }
+
+    /// Counts a chunk's nonzeros in bins.
+    pub fn count(&self, stream: &Stream, arguments: &RangeArgs) -> Result<()> {
+        stream.launch(&self.count, arguments.tiles, TILE_THREADS, arguments)
+    }
+
+    /// Appends those of a chunk's nonzeros that belong to a range, behind those of earlier chunks.
+    pub fn take(&self, stream: &Stream, arguments: &RangeArgs) -> Result<()> {
+        stream.launch(&self.within, arguments.tiles, TILE_THREADS, arguments)?;
+        stream.launch(&self.places, 1, SORT_THREADS, arguments)?;
+        stream.launch(&self.take, arguments.tiles, TILE_THREADS, arguments)
     }
 
     /// Sorts nonzeros by `columns`, addresses of indices with their bits, the least significant first; equal ones keep their order.

@@ -47,7 +47,8 @@ use std::path::{Path, PathBuf};
 /// norm: the Frobenius norm. inner: the inner product with another store.
 ///
 /// Without --factors, --vector or --matrix, seeded random numbers are used. On the CPU, results have the same bits for any number of
-/// threads and any chunk size. ttm has the same bits on a GPU, which must hold all nonzeros; norm and inner run on the CPU.
+/// threads and any chunk size. ttm has the same bits on a GPU, which reads the store in several passes if it does not hold all nonzeros. norm
+/// and inner run on the CPU.
 #[derive(Debug, Parser)]
 #[command(
     name = "blco-run",

@@ -3,10 +3,11 @@
 use super::ttv::temporary_parent;
 use super::ttv_report::check_text;
 use super::{Run, parse_modes};
+use crate::backend::plan::{DevicePlan, RangesPlan};
 use crate::cli::outputs::{Outputs, check_temp_dir, refuse_dash_for_directory};
 use crate::cli::progress::Bar;
-use crate::cli::report::{ReportHead, median, memory_text, pass_text, stages_text};
-use crate::cli::{Report, agreed_rank, machine};
+use crate::cli::report::{ReportHead, kept_text, median, memory_text, pass_text, stages_text};
+use crate::cli::{Report, agreed_rank, counted, machine};
 use crate::dense::{Matrix, Real, RowsFile, factor_axes};
 use crate::engine::{Engine, TtmOutcome, TtmPlan, TtmRequest, Way};
 use crate::error::{Error, Result};
@@ -69,7 +70,20 @@ impl TtmReport {
     fn plan_text(&self) -> String {
         let memory = memory_text(&self.head.plan, "matrix, nonzeros and fibers", "buffers");
         let what = format!("{}, on {}", self.what(), self.head.place);
-        self.head.plan_text(&what, &memory, self.head.reads_text()) + &self.head.notes_text()
+        self.head.plan_text(&what, &memory, self.head.reads_text())
+            + &self.head.device.as_ref().map(device_text).unwrap_or_default()
+            + &self.ranges_text()
+            + &self.head.notes_text()
+    }
+
+    /// What `--plan` says about several passes.
+    fn ranges_text(&self) -> String {
+        let ranges = self.head.device.as_ref().and_then(|device| device.ranges.as_ref());
+        let Some(RangesPlan { nonzeros, passes, why }) = ranges else { return String::new() };
+        let kept = kept_text(&self.head.plan);
+        format!(
+            "  passes  at least {passes}, {kept}: one counts, each other takes fibers with up to {nonzeros} nonzeros; {why}\n"
+        )
     }
 
     fn text(&self) -> String {
@@ -93,6 +107,17 @@ impl TtmReport {
             head.notes_text()
         )
     }
+}
+
+/// What `--plan` says about the GPU's memory.
+fn device_text(device: &DevicePlan) -> String {
+    format!(
+        "  device  {} = matrix, nonzeros and fibers {} + {} of {}\n",
+        ByteSize(device.memory_bytes),
+        ByteSize(device.operation_bytes),
+        counted(device.lanes.count, "lane"),
+        ByteSize(device.lanes.image_bytes + device.lanes.staging_bytes),
+    )
 }
 
 /// Opens, plans, streams, writes.

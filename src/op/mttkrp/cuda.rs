@@ -106,6 +106,7 @@ fn operation_of<T: Real>(shape: &Shape, modes: &[usize], columns: &Columns) -> O
         alternating: false,
         reads_trees: false,
         share: None,
+        gathers: None,
     }
 }
 

@@ -2,16 +2,21 @@
 //! fiber, unless the store has that order; then fibers are computed in windows of consecutive tiles. A window is copied back and
 //! handed over while the next one is computed.
 //!
-//! **Order of additions.** The host's ([`super`]), so bits are the same for any chunks, lanes and windows, and as on the host unless
-//! coordinates repeat: these are added one by one, not first to each other.
+//! **Several passes.** If the device does not hold all nonzeros, a first pass counts them (`super::ranges`), and each later pass takes
+//! those of a range of fibers. Fibers ascend, so the ranges' results follow one another.
+//!
+//! **Order of additions.** The host's ([`super`]), so bits are the same for any chunks, lanes, windows and passes, and as on the host unless
+//! coordinates repeat: these are added one by one, not first to each other. Tiles are counted from the first of all nonzeros: a range
+//! leaves as many places of its first tile empty as nonzeros of that tile belong to the range before.
 
+use super::ranges::{Bins, Cut, KeyBits, bins_bits};
 use super::{FiberSink, is_in_order};
-use crate::backend::cuda::abi::{AppendArgs, MttkrpArgs, TILE, TtmArgs};
+use crate::backend::cuda::abi::{AppendArgs, MttkrpArgs, RangeArgs, TILE, TtmArgs};
 use crate::backend::cuda::driver::{Device, Download, Event, Memory, Pinned, Stream};
 use crate::backend::cuda::fault::Fault;
 use crate::backend::cuda::ttm::{SortMemory, TtmKernels, scan_rows};
 use crate::backend::cuda::{DeviceOp, Launch};
-use crate::backend::plan::Operation;
+use crate::backend::plan::{DevicePlan, Gathers, Operation};
 use crate::dense::{MatrixRef, Real};
 use crate::error::{Error, Result};
 use crate::op::mttkrp::cuda::{chunk_arguments, encoding};
@@ -32,6 +37,7 @@ const FIBERS_TOGETHER: usize = 4096;
 #[derive(Clone, Copy, Debug)]
 struct Sizes {
     order: u64,
+    /// Nonzeros at a time, and their tiles.
     nnz: u32,
     tiles: u32,
     rank: u64,
@@ -43,18 +49,20 @@ struct Sizes {
     is_in_order: bool,
 }
 
+/// Nonzeros at a time, at most: kernels count them, with tiles that are partly empty, in 32 bits.
+const NONZEROS: u32 = u32::MAX - 4 * TILE;
+
 impl Sizes {
-    fn new<T: Real>(manifest: &Manifest, mode: usize, rank: usize, window_bytes: u64) -> Result<Self> {
+    /// With this many nonzeros at a time.
+    fn new<T: Real>(manifest: &Manifest, mode: usize, rank: usize, nnz: u64, window_bytes: u64) -> Self {
         let (order, rank, element) = (manifest.shape.order() as u64, rank as u64, size_of::<T>() as u64);
-        let is_few = |nnz: &u32| *nnz <= u32::MAX - 2 * TILE;
-        let nnz = u32::try_from(manifest.nnz).ok().filter(is_few).ok_or_else(|| {
-            Error::request("more than 2^32 nonzeros cannot be sorted on a GPU: take `Device::Cpu`")
-        })?;
-        let tiles = nnz.div_ceil(TILE);
+        let nnz = u32::try_from(nnz).unwrap_or(u32::MAX).min(NONZEROS);
+        // A range begins inside a tile.
+        let tiles = nnz.div_ceil(TILE) + u32::from(u64::from(nnz) < manifest.nnz);
         let fiber = 4 * (order - 1) + element * rank;
         let fibers = (window_bytes / fiber).max(TILE.into()).min(nnz.into());
         let fitting = u32::try_from(window_bytes / (16 * rank)).unwrap_or(u32::MAX);
-        Ok(Self {
+        Self {
             order,
             nnz,
             tiles,
@@ -63,7 +71,7 @@ impl Sizes {
             window_tiles: fitting.clamp(1, tiles.max(1)),
             window_fibers: fibers.max(1),
             is_in_order: is_in_order(manifest, mode),
-        })
+        }
     }
 
     /// Bytes of a window's coordinates and rows.
@@ -75,29 +83,31 @@ impl Sizes {
         16 * self.rank * u64::from(self.window_tiles)
     }
 
-    fn device_bytes(&self, multiprocessors: u32, rows: u64) -> u64 {
-        let (nnz, tiles) = (u64::from(self.nnz), u64::from(self.tiles));
-        let columns = (4 * self.order + self.element) * nnz;
-        let sorting = if self.is_in_order { 0 } else { SortMemory::bytes(multiprocessors, self.nnz) };
-        let fibers = (4 + u64::from(TILE / 8)) * (tiles + 1) + 4 * (u64::from(scan_rows(self.tiles)) + 1);
+    /// Bytes of device memory for a tile of nonzeros.
+    fn tile_bytes(&self) -> u64 {
+        let columns = 4 * self.order + self.element;
+        let sorting = if self.is_in_order { 0 } else { SortMemory::BYTES_OF_ONE };
+        (columns + sorting) * u64::from(TILE) + u64::from(TILE / 8) + 4
+    }
+
+    /// Bytes of device memory besides.
+    fn fixed_bytes(&self, multiprocessors: u32, rows: u64) -> u64 {
+        let sorting = if self.is_in_order { 0 } else { SortMemory::fixed_bytes(multiprocessors, self.nnz) };
+        let fibers = 4 + 4 * (u64::from(scan_rows(self.tiles)) + 1);
         let windows = self.window_bytes().iter().sum::<u64>() * WINDOWS as u64;
         let sums = self.parts_bytes() + 16 * self.rank;
         let matrix = rows.saturating_mul(self.rank * self.element);
-        columns + sorting + fibers + windows + sums + matrix
+        (sorting + fibers + windows + sums).saturating_add(matrix)
     }
 }
 
 /// The device memory and work of SpTTM along `mode`, from 0, with a matrix of `rank` columns, on a device of this many multiprocessors.
-/// An error for too many nonzeros.
-pub fn operation<T: Real>(
-    manifest: &Manifest,
-    mode: usize,
-    rank: usize,
-    multiprocessors: u32,
-) -> Result<Operation> {
+#[must_use]
+pub fn operation<T: Real>(manifest: &Manifest, mode: usize, rank: usize, multiprocessors: u32) -> Operation {
     let rows = manifest.shape.dims()[mode].into();
-    Ok(Operation {
-        bytes: Sizes::new::<T>(manifest, mode, rank, WINDOW_BYTES)?.device_bytes(multiprocessors, rows),
+    let sizes = Sizes::new::<T>(manifest, mode, rank, manifest.nnz, WINDOW_BYTES);
+    Operation {
+        bytes: sizes.fixed_bytes(multiprocessors, rows),
         result_bytes: None,
         modes: vec![mode],
         rank,
@@ -106,14 +116,42 @@ pub fn operation<T: Real>(
         alternating: false,
         reads_trees: false,
         share: None,
-    })
+        gathers: Some(Gathers {
+            nnz: manifest.nnz,
+            most: NONZEROS.into(),
+            tile_bytes: sizes.tile_bytes(),
+            ranges_bytes: counts_bytes(manifest, mode) + 4 * (u64::from(longest(manifest)) + 1),
+        }),
+    }
+}
+
+/// Bytes of the counts of nonzeros.
+fn counts_bytes(manifest: &Manifest, mode: usize) -> u64 {
+    8 << bins_bits(&KeyBits::new(&manifest.shape, mode), manifest.nnz)
+}
+
+/// Bytes of all that the host holds at a time: those of a bin that is divided, and of bins inside it.
+fn host_counts_bytes(manifest: &Manifest, mode: usize) -> u64 {
+    let key = KeyBits::new(&manifest.shape, mode);
+    let divided = key.all.div_ceil(bins_bits(&key, manifest.nnz).max(1));
+    u64::from(divided.max(1)) * counts_bytes(manifest, mode)
+}
+
+/// Tiles of the longest chunk.
+fn longest(manifest: &Manifest) -> u32 {
+    let nnz = manifest.chunks.iter().map(|chunk| chunk.nnz).max();
+    u32::try_from(nnz.unwrap_or(0).div_ceil(TILE.into())).unwrap_or(u32::MAX)
 }
 
 /// Bytes of host memory, without the matrix: windows that are copied back, pinned, and handed over there; how many fibers end before each
-/// tile.
-pub fn beside_device_bytes<T: Real>(manifest: &Manifest, mode: usize, rank: usize) -> Result<u64> {
-    let sizes = Sizes::new::<T>(manifest, mode, rank, WINDOW_BYTES)?;
-    Ok(sizes.window_bytes().iter().sum::<u64>() * WINDOWS as u64 + 4 * (u64::from(sizes.tiles) + 1))
+/// tile, or how many nonzeros are in each bin.
+#[must_use]
+pub fn beside_device_bytes<T: Real>(manifest: &Manifest, mode: usize, rank: usize, plan: &DevicePlan) -> u64 {
+    let nonzeros = plan.ranges.as_ref().map(|ranges| ranges.nonzeros);
+    let counts = nonzeros.map_or(0, |_| host_counts_bytes(manifest, mode));
+    let sizes = Sizes::new::<T>(manifest, mode, rank, nonzeros.unwrap_or(manifest.nnz), WINDOW_BYTES);
+    let ended = 4 * (u64::from(sizes.tiles) + 1);
+    sizes.window_bytes().iter().sum::<u64>() * WINDOWS as u64 + ended.max(counts)
 }
 
 /// Buffers of a window.
@@ -124,6 +162,29 @@ struct Window {
     arrived: Option<[Pinned; 2]>,
     computed: Event,
     copied: [Arc<Event>; 2],
+}
+
+/// What the next pass does.
+#[derive(Clone, Copy, Debug)]
+enum Turn {
+    /// Appends all nonzeros.
+    All,
+    /// Counts nonzeros.
+    Count(Bins),
+    /// Appends those of the range with this number, which `nnz` others precede.
+    Take { number: usize, before: u64 },
+    /// There is none.
+    Ended,
+}
+
+/// Nonzeros that are taken in ranges.
+#[derive(Debug)]
+struct Ranges {
+    cut: Cut,
+    arguments: RangeArgs,
+    bins: Memory,
+    taken: Memory,
+    _places: Memory,
 }
 
 /// The operation.
@@ -138,6 +199,11 @@ pub struct DeviceTtm<T> {
     /// Modes by which nonzeros are sorted, the least significant first, with their bits.
     keys: Vec<(usize, u32)>,
     fault: Fault,
+    turn: Turn,
+    /// `None` if the device holds all nonzeros.
+    ranges: Option<Ranges>,
+    /// The plan, for messages.
+    plan: DevicePlan,
     sorting: Option<SortMemory>,
     before: Memory,
     totals: Memory,
@@ -155,18 +221,20 @@ fn bytes(x: u64) -> usize {
 }
 
 impl<T: Real + Pod> DeviceTtm<T> {
-    /// SpTTM of `store` along `mode`, from 0. `matrix` has a row for each index of the mode. Windows take about `window_bytes`,
-    /// [`WINDOW_BYTES`] except in tests.
+    /// SpTTM of `store` along `mode`, from 0, by `plan`. `matrix` has a row for each index of the mode. Windows take about
+    /// `window_bytes`, [`WINDOW_BYTES`] except in tests.
     pub fn new(
         device: &Arc<Device>,
         store: &Store,
         mode: usize,
         matrix: MatrixRef<'_, T>,
+        plan: &DevicePlan,
         window_bytes: u64,
     ) -> Result<Self> {
         let (manifest, sys) = (store.manifest(), store.sys());
         let (shape, order) = (&manifest.shape, manifest.shape.order());
-        let sizes = Sizes::new::<T>(manifest, mode, matrix.columns(), window_bytes)?;
+        let nonzeros = plan.ranges.as_ref().map_or(manifest.nnz, |ranges| ranges.nonzeros);
+        let sizes = Sizes::new::<T>(manifest, mode, matrix.columns(), nonzeros, window_bytes);
         let memory = |size: u64| device.memory(bytes(size));
         let (nnz, tiles) = (u64::from(sizes.nnz), u64::from(sizes.tiles));
         let mut held = Vec::with_capacity(order + 4);
@@ -198,6 +266,8 @@ impl<T: Real + Pod> DeviceTtm<T> {
         (arguments.before, arguments.totals) = (before.address(), totals.address());
         let chunk = MttkrpArgs { fault: fault.address(), ..chunk_arguments(shape)? };
         let append = AppendArgs { chunk, columns: arguments.columns, values: arguments.values, first: 0 };
+        let ranges = plan.ranges.is_some().then(|| Ranges::new(device, manifest, mode, (append, sizes.nnz)));
+        let ranges = ranges.transpose()?;
         let firsts = manifest.chunks.iter().scan(0, |end, chunk| {
             *end += chunk.nnz;
             Some(*end - chunk.nnz)
@@ -223,6 +293,9 @@ impl<T: Real + Pod> DeviceTtm<T> {
             firsts: firsts.collect(),
             keys: keys.map(|mode| (mode, shape.bits(mode))).collect(),
             fault,
+            turn: ranges.as_ref().map_or(Turn::All, Ranges::first),
+            ranges,
+            plan: plan.clone(),
             sorting: (!sizes.is_in_order).then(|| SortMemory::new(device, sizes.nnz)).transpose()?,
             before,
             totals,
@@ -235,20 +308,66 @@ impl<T: Real + Pod> DeviceTtm<T> {
         })
     }
 
-    /// Sorts and computes after the pass. Fibers go to `sink`, in order; without one they are counted. Returns their number.
-    pub fn finish(&mut self, mut sink: Option<FiberSink<'_, T>>) -> Result<u64> {
-        if self.sizes.nnz == 0 {
+    /// Works on what the pass has brought, then turns to the next pass. Fibers go to `sink`, in order; without one they are counted.
+    /// Returns their number.
+    pub fn finish(&mut self, sink: Option<&mut FiberSink<'_, T>>) -> Result<u64> {
+        let (Some(ranges), turn) = (&mut self.ranges, self.turn) else { return self.compute(sink) };
+        match turn {
+            Turn::Count(_) => {
+                self.turn = ranges.counted(&self.sys)?.map_err(|nonzeros| self.does_not_fit(nonzeros))?;
+                Ok(0)
+            }
+            Turn::Take { number, before } => {
+                let nnz = ranges.cut.ranges()[number].nnz;
+                ranges.check_taken(nnz)?;
+                #[expect(clippy::cast_possible_truncation, reason = "less than a tile")]
+                let skip = (before % u64::from(TILE)) as u32;
+                self.arguments.skip = skip;
+                self.arguments.nnz = skip + u32::try_from(nnz).unwrap_or(u32::MAX);
+                self.arguments.tiles = self.arguments.nnz.div_ceil(TILE);
+                self.turn = ranges.take(number + 1, before + nnz);
+                self.compute(sink)
+            }
+            Turn::All | Turn::Ended => Ok(0),
+        }
+    }
+
+    /// Whether there is another pass.
+    #[must_use]
+    pub fn needs_pass(&self) -> bool {
+        matches!(self.turn, Turn::Count(_) | Turn::Take { .. })
+    }
+
+    /// The error for more nonzeros that stay together than there is room for.
+    fn does_not_fit(&self, nonzeros: u64) -> Error {
+        let most = u64::from(NONZEROS);
+        if nonzeros > most {
+            return Error::request(format!(
+                "{nonzeros} nonzeros of a fiber are sorted at a time, at most {most} on a GPU: take `Device::Cpu`"
+            ));
+        }
+        Error::request(format!(
+            "needs {} of device memory: {nonzeros} nonzeros of a fiber are sorted at a time, and there is room for {}; take more of it or \
+             `Device::Cpu`",
+            self.plan.enough_for(nonzeros),
+            self.sizes.nnz,
+        ))
+    }
+
+    /// Sorts the nonzeros on the device and computes.
+    fn compute(&mut self, sink: Option<&mut FiberSink<'_, T>>) -> Result<u64> {
+        if self.arguments.nnz == 0 {
             return Ok(0);
         }
         let (computing, copying) = (self.device.stream(true)?, self.device.stream(true)?);
         let ended = self.sort(&computing)?;
-        if let Some(sink) = &mut sink {
+        if let Some(sink) = sink {
             // Where one cannot be started, what is under way ends first.
             computing.finish(|computing| {
                 copying.finish(|copying| self.compute_windows(&ended, computing, copying, sink))
             })?;
         }
-        Ok(ended[self.sizes.tiles as usize].into())
+        Ok(ended[self.arguments.tiles as usize].into())
     }
 
     /// Computes windows one after another and hands their fibers over. `ended` counts fibers before each tile.
@@ -261,7 +380,7 @@ impl<T: Real + Pod> DeviceTtm<T> {
     ) -> Result<()> {
         let mut on_the_way = VecDeque::with_capacity(WINDOWS);
         let (mut first_tile, mut number, mut sent) = (0, 0, 0);
-        while first_tile < self.sizes.tiles {
+        while first_tile < self.arguments.tiles {
             self.sys.check_cancelled()?;
             let end_tile = self.end_of_window(ended, first_tile);
             let (at, carry) = (sent % WINDOWS, number % WINDOWS);
@@ -295,15 +414,16 @@ impl<T: Real + Pod> DeviceTtm<T> {
     fn sort(&mut self, stream: &Stream) -> Result<Vec<u32>> {
         let columns: Vec<(u64, u32)> =
             self.keys.iter().map(|&(mode, bits)| (self.arguments.columns[mode], bits)).collect();
+        let TtmArgs { tiles, nnz, skip, .. } = self.arguments;
+        let nnz = nnz - skip;
         stream.finish(|stream| {
             if let Some(memory) = &self.sorting {
-                self.arguments.positions = self.kernels.sort(stream, &columns, self.sizes.nnz, memory)?;
+                self.arguments.positions = self.kernels.sort(stream, &columns, nnz, memory)?;
             }
             self.kernels.number(stream, &self.arguments)
         })?;
-        let tiles = self.sizes.tiles as usize;
-        let mut ended: Vec<u32> = self.sys.vec(0, tiles + 1)?;
-        let mut totals = vec![0; scan_rows(self.sizes.tiles) as usize];
+        let mut ended: Vec<u32> = self.sys.vec(0, tiles as usize + 1)?;
+        let mut totals = vec![0; scan_rows(tiles) as usize];
         self.before.read(&mut ended)?;
         self.totals.read(&mut totals)?;
         let rows = ended.chunks_mut(crate::backend::cuda::abi::SCAN_ROW as usize);
@@ -313,7 +433,7 @@ impl<T: Real + Pod> DeviceTtm<T> {
 
     /// The tile behind the last one of the window that begins at `first`.
     fn end_of_window(&self, ended: &[u32], first: u32) -> u32 {
-        let most = (first + self.sizes.window_tiles).min(self.sizes.tiles);
+        let most = (first + self.sizes.window_tiles).min(self.arguments.tiles);
         let fits =
             |&end: &u32| u64::from(ended[end as usize] - ended[first as usize]) <= self.sizes.window_fibers;
         // Fibers of one tile always fit.
@@ -357,15 +477,104 @@ impl<T: Real + Pod> DeviceTtm<T> {
     }
 }
 
+impl Ranges {
+    fn new(
+        device: &Arc<Device>,
+        manifest: &Manifest,
+        mode: usize,
+        (append, room): (AppendArgs, u32),
+    ) -> Result<Self> {
+        let key = KeyBits::new(&manifest.shape, mode);
+        let bins = device.memory(bytes(counts_bytes(manifest, mode)))?;
+        let places = device.memory(4 * longest(manifest) as usize)?;
+        let taken = device.memory(size_of::<u32>())?;
+        let arguments = RangeArgs {
+            append,
+            bins: bins.address(),
+            places: places.address(),
+            taken: taken.address(),
+            bits: key.bits,
+            dropped: key.dropped,
+            room,
+            ..RangeArgs::default()
+        };
+        let cut = Cut::new(key.all, bins_bits(&key, manifest.nnz), room.into());
+        Ok(Self { cut, arguments, bins, taken, _places: places })
+    }
+
+    /// The first pass.
+    fn first(&self) -> Turn {
+        self.cut.bins().map_or(Turn::Ended, Turn::Count)
+    }
+
+    /// The pass of a range, which `before` nonzeros precede.
+    fn take(&self, number: usize, before: u64) -> Turn {
+        if number < self.cut.ranges().len() { Turn::Take { number, before } } else { Turn::Ended }
+    }
+
+    /// Takes the counts of a pass. Returns the next pass, or the nonzeros of a key that do not fit.
+    fn counted(&mut self, sys: &Sys) -> Result<std::result::Result<Turn, u64>> {
+        let mut counts: Vec<u64> = sys.vec(0, bytes(self.bins.bytes() / 8))?;
+        self.bins.read(&mut counts)?;
+        let put = self.cut.put(counts);
+        Ok(put.map(|()| self.cut.bins().map_or_else(|| self.take(0, 0), Turn::Count)))
+    }
+
+    /// An error unless a range has the nonzeros that were counted.
+    fn check_taken(&self, nnz: u64) -> Result<()> {
+        let mut taken = [0u32];
+        self.taken.read(&mut taken)?;
+        if u64::from(taken[0]) == nnz {
+            return Ok(());
+        }
+        Err(Error::request("the store has changed since its nonzeros were counted; run again"))
+    }
+}
+
 impl<T: Real + Pod> DeviceOp for DeviceTtm<T> {
-    fn begin(&mut self, _part: usize, _empty: Option<&Memory>, _stream: &Stream) -> Result<()> {
+    fn in_order(&self) -> bool {
+        self.ranges.is_some()
+    }
+
+    fn needs(&self, number: usize) -> bool {
+        let (Some(ranges), Turn::Take { number: range, before }) = (&self.ranges, self.turn) else {
+            return true;
+        };
+        // If fibers come in the store's order, so do ranges.
+        let end = self.firsts.get(number + 1).copied().unwrap_or(u64::MAX);
+        let ends = before + ranges.cut.ranges()[range].nnz;
+        !self.sizes.is_in_order || (self.firsts[number] < ends && before < end)
+    }
+
+    fn begin(&mut self, _part: usize, _empty: Option<&Memory>, stream: &Stream) -> Result<()> {
+        if let Some(ranges) = &mut self.ranges {
+            match self.turn {
+                Turn::Count(_) => stream.fill(&mut ranges.bins, 0)?,
+                _ => stream.fill(&mut ranges.taken, 0)?,
+            }
+        }
         self.fault.clear()
     }
 
     fn launch(&mut self, _parts: &[usize], stream: &Stream, work: &Launch) -> Result<usize> {
         let first = self.firsts[work.one.number as usize];
         let chunk = MttkrpArgs { one: work.one, ..self.append.chunk };
-        self.kernels.append(stream, work.blocks, &AppendArgs { chunk, first, ..self.append })?;
+        let append = AppendArgs { chunk, first, ..self.append };
+        let Some(ranges) = &self.ranges else {
+            self.kernels.append(stream, work.blocks, &append)?;
+            return Ok(0);
+        };
+        let arguments = RangeArgs { append, tiles: work.blocks, ..ranges.arguments };
+        match self.turn {
+            Turn::Count(Bins { low, high, shift }) => {
+                self.kernels.count(stream, &RangeArgs { low, high, shift, ..arguments })?;
+            }
+            Turn::Take { number, .. } => {
+                let range = ranges.cut.ranges()[number];
+                self.kernels.take(stream, &RangeArgs { low: range.low, high: range.high, ..arguments })?;
+            }
+            Turn::All | Turn::Ended => {}
+        }
         Ok(0)
     }
 

@@ -18,6 +18,8 @@ pub mod cuda;
 mod fiber_rows;
 mod kernel;
 mod oracle;
+#[cfg(feature = "cuda")]
+mod ranges;
 mod sorted;
 mod sorted_fibers;
 mod tile_rows;

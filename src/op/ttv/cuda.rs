@@ -56,6 +56,7 @@ pub fn operation<T: Real>(manifest: &Manifest, mode: usize) -> Operation {
         alternating: false,
         reads_trees: true,
         share: None,
+        gathers: None,
     }
 }
 

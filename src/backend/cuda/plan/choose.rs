@@ -434,6 +434,7 @@ mod tests {
             alternating,
             reads_trees: false,
             share: None,
+            gathers: None,
         };
         let sample = Sample { rows_per_nonzero: vec![0.1; 3] };
         rates.of_mode((&shape(), 1_000_000), &operation, &sample, 0)

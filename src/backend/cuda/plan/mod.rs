@@ -10,11 +10,12 @@ use super::expand::{self, resident_bytes};
 use super::mode_sorted::check_layouts;
 use crate::backend::device::{DeviceLimits, DeviceOrder, Facts};
 use crate::backend::plan::{
-    BuildPlan, DevicePlan, DeviceRequest, ImageSet, Images, LanesPlan, LinkPlan, ModeSeconds, Operation,
-    Place, Residence, Room, Shortfall,
+    BuildPlan, DevicePlan, DeviceRequest, Gathers, ImageSet, Images, LANES_SHARE, LanesPlan, LinkPlan,
+    ModeSeconds, Operation, Place, RangesPlan, Residence, Room, Shortfall,
 };
 use crate::error::{Error, Result};
 use crate::store::Store;
+use bytesize::ByteSize;
 use choose::{Choice, Rates, Samples};
 use host_copies::{HostRoom, Planner};
 use room::LANES;
@@ -68,6 +69,7 @@ pub fn again(store: &Store, plan: &DevicePlan, shortfall: Shortfall) -> Result<D
 fn make(facts: &Facts, store: &Store, request: &DeviceRequest) -> Result<DevicePlan> {
     let mut draft = Draft::new(facts, store, request)?;
     request.shortfalls.iter().for_each(|shortfall| draft.apply(shortfall));
+    draft.check_gathered()?;
     draft.check_sorted()?;
     Ok(draft.finish())
 }
@@ -80,6 +82,8 @@ struct Draft<'a> {
     /// The order that the request allows.
     which: DeviceOrder,
     lanes: LanesPlan,
+    /// Nonzeros at a time, if the operation gathers them.
+    gathered: u64,
     /// The number of first chunks that stay on the device.
     resident: usize,
     resident_bytes: u64,
@@ -116,6 +120,7 @@ impl<'a> Draft<'a> {
             request,
             which,
             lanes,
+            gathered: 0,
             resident,
             resident_bytes,
             choices,
@@ -127,7 +132,10 @@ impl<'a> Draft<'a> {
         {
             draft.make_resident();
         }
-        draft.fit_lanes()?;
+        match operation.gathers {
+            Some(gathers) => draft.fit_gathered(gathers)?,
+            None => draft.fit_lanes()?,
+        }
         if operation.result_bytes.is_none() {
             draft.consider_copies()?;
         }
@@ -153,8 +161,15 @@ impl<'a> Draft<'a> {
     }
 
     fn bytes_with(&self, lanes: usize) -> u64 {
-        let held = self.request.operation.bytes.saturating_add(self.lanes.bytes_of(lanes));
+        let held = self.operation_bytes().saturating_add(self.lanes.bytes_of(lanes));
         held.saturating_add(self.resident_bytes).saturating_add(self.copies_bytes())
+    }
+
+    /// Bytes that the operation holds, with what it gathers.
+    fn operation_bytes(&self) -> u64 {
+        let operation = &self.request.operation;
+        let gathered = operation.gathers.map_or(0, |gathers| gathers.bytes(self.gathered));
+        operation.bytes.saturating_add(gathered)
     }
 
     /// The most bytes of device memory that copies take, including while the last one is built.
@@ -215,6 +230,48 @@ impl<'a> Draft<'a> {
             self.request.room.fit(wanted, with, &[("factors and results", bytes), chunk], &instead)
         }?;
         Ok(())
+    }
+
+    /// Gathers all nonzeros if they fit, otherwise as many at a time as fit beside the lanes.
+    fn fit_gathered(&mut self, gathers: Gathers) -> Result<()> {
+        let DeviceRequest { operation, room, .. } = self.request;
+        let (lanes, wanted) = (self.lanes, self.lanes.count);
+        let beside = |count| room.bound.checked_sub(operation.bytes.saturating_add(lanes.bytes_of(count)));
+        let fitting = |count| gathers.fitting(beside(count)?);
+        let all = (1..=wanted).rev().find(|&count| fitting(count) == Some(gathers.nnz));
+        let some = beside(0).unwrap_or(0) / LANES_SHARE;
+        let few = (1..=wanted).rev().find(|&count| lanes.bytes_of(count) <= some);
+        let found = all.into_iter().chain(few).chain([1]).find_map(|count| Some((count, fitting(count)?)));
+        if let Some((count, nonzeros)) = found {
+            (self.lanes.count, self.gathered) = (count, nonzeros);
+            return Ok(());
+        }
+        let least = gathers.least_bytes();
+        let chunk = ("a chunk", lanes.image_bytes + lanes.staging_bytes);
+        let parts = [("the matrix and fibers", operation.bytes), chunk, ("nonzeros", least)];
+        let with = |count| operation.bytes.saturating_add(lanes.bytes_of(count)).saturating_add(least);
+        room.fit(1, with, &parts, &["fewer columns", "`f32`"]).map(drop)
+    }
+
+    /// Fails if shortfalls leave room for too few nonzeros at a time.
+    fn check_gathered(&self) -> Result<()> {
+        match self.request.operation.gathers {
+            Some(gathers) if self.gathered < gathers.least() => Err(Error::request(format!(
+                "there is device memory for {} nonzeros at a time",
+                self.gathered
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    /// The ranges in which nonzeros are gathered, if not all have room.
+    fn ranges(&self) -> Option<RangesPlan> {
+        let (gathers, nonzeros) = (self.request.operation.gathers?, self.gathered);
+        let (nnz, bound) = (gathers.nnz, ByteSize(self.request.room.bound));
+        let why =
+            format!("all {nnz} nonzeros take {} on the device, of {bound}", ByteSize(gathers.bytes(nnz)));
+        let passes = 1 + nnz.div_ceil(nonzeros.max(1));
+        (nonzeros < nnz).then_some(RangesPlan { nonzeros, passes, why })
     }
 
     /// Chooses what serves each mode.
@@ -292,6 +349,7 @@ impl<'a> Draft<'a> {
                     }
                 }
             }
+            Shortfall::Nonzeros(nonzeros) => self.gathered = self.gathered.min(*nonzeros),
             Shortfall::NoCopy(mode, why) => self.give_up(*mode, why),
         }
     }
@@ -393,7 +451,8 @@ impl<'a> Draft<'a> {
             device: self.facts.clone(),
             free_bytes: request.room.free_bytes,
             link_bytes_per_second: rate,
-            operation_bytes: request.operation.bytes,
+            operation_bytes: self.operation_bytes(),
+            ranges: self.ranges(),
             lanes: self.lanes,
             sets: self.sets(),
             modes,

@@ -5,6 +5,7 @@ use crate::backend::device::DeviceLimits;
 use crate::backend::plan::Room;
 use crate::error::{Error, Result};
 use crate::store::Store;
+use crate::stream::enough;
 use bytesize::ByteSize;
 use std::sync::Arc;
 
@@ -61,7 +62,7 @@ impl Room {
         let is_asked = self.asked.is_some_and(|asked| asked <= self.bound);
         Err(Error::request(format!(
             "needs {} of device memory: {}; {} {}, {} too little: take {}",
-            ByteSize(least),
+            enough(least),
             parts.join(", "),
             if is_asked { "`device_memory` allows" } else { "the device has free" },
             ByteSize(self.bound),
