@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Two to four processes on this machine against one process: MTTKRP and CP-ALS to the bit with --deterministic, and within the oracle's
-# bound without; and processes that are killed, hang, or have a store that is missing or another. Says "skipped" without Open MPI and
-# libclang.
+# bound without, from one store and from parts; and processes that are killed, hang, or have a store or part that is missing, damaged or another.
+# Says "skipped" without Open MPI and libclang.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 if ! command -v mpirun >/dev/null || ! command -v mpicc >/dev/null; then
@@ -9,7 +9,7 @@ if ! command -v mpirun >/dev/null || ! command -v mpicc >/dev/null; then
     exit 0
 fi
 # Not optimised, which takes a third of the time: what runs here is small.
-CARGO_PROFILE_DEV_OPT_LEVEL=0 cargo build --quiet --bin blco-gen --bin blco-pack --bin blco-run --bin blco-cpd --features mpi
+CARGO_PROFILE_DEV_OPT_LEVEL=0 cargo build --quiet --bin blco-gen --bin blco-info --bin blco-pack --bin blco-run --bin blco-cpd --features mpi
 bin=$(realpath "${CARGO_TARGET_DIR:-target}")/debug
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
@@ -73,6 +73,47 @@ fails "another store" processes -n 1 "${run[@]}" t.blco : -n 1 "${run[@]}" u.blc
 cp -r t.blco bad.blco
 printf 'damage' | dd of=bad.blco/chunk-000003.bin bs=1 seek=200 conv=notrunc status=none
 fails "process 1: .*corrupt\|process 1: .*checksum" processes -n 1 "${run[@]}" t.blco : -n 1 "${run[@]}" bad.blco
+# A tensor in parts: process k has part k alone, in a directory of its own. A launcher starts each there.
+"$bin/blco-pack" t.tns -o parts.blco --chunk-bytes 64KiB --encoding raw --split 4 -q
+"$bin/blco-pack" u.tns -o other.blco --chunk-bytes 64KiB --encoding raw --split 4 -q
+processes -n 4 "$bin/blco-run" parts.blco --check t.tns --threads 1 -q
+for k in 1 2 3 4; do
+    mkdir -p "machine-$((k - 1))/t.blco"
+    mv parts.blco/part-$k-of-4 "machine-$((k - 1))/t.blco"
+    "$bin/blco-info" "machine-$((k - 1))/t.blco/part-$k-of-4" --verify -q | grep "part  *$k of 4" >/dev/null
+done
+rmdir parts.blco
+cat >there <<'END'
+#!/bin/sh
+cd "machine-$OMPI_COMM_WORLD_RANK" && exec "$@"
+END
+chmod +x there
+in_parts() { processes -n 4 ./there "$@"; }
+in_parts "$bin/blco-run" t.blco --check "$dir/t.tns" --threads 1 -q
+in_parts "$bin/blco-run" t.blco --check "$dir/t.tns" --threads 1 -q --precision f32
+parted=$(in_parts "${cpd[@]}" --max-iters 6 --output parted | fit)
+[ "$one" = "$parted" ] || { echo "one process: $one, parts: $parted"; exit 1; }
+alone=$("$bin/blco-run" machine-1/t.blco/part-2-of-4 --threads 1 -q)
+[[ $alone = *"part 2 of 4 of a tensor"* ]] || { echo "not said that it is a part: $alone"; exit 1; }
+fails "part.*--deterministic" in_parts "${run[@]}" t.blco --deterministic
+fails "4 parts, for as many processes; this run has 3" processes -n 3 ./there "${run[@]}" t.blco
+fails "4 parts; start 4 processes\|name one" "${run[@]}" machine-1/t.blco
+fails "needs part 2 of 4" processes -n 4 "${run[@]}" machine-0/t.blco/part-1-of-4
+part=machine-2/t.blco/part-3-of-4
+mv $part kept
+fails "process 2: .*no store here, and of a tensor in parts not part-3-of-4" in_parts "${run[@]}" t.blco
+cp -r machine-1/t.blco/part-2-of-4 machine-2/t.blco/
+fails "process 2: .*part-3-of-4: missing" in_parts "${run[@]}" t.blco
+cp -r other.blco/part-3-of-4 $part
+fails "process 2 has a part of another tensor" in_parts "${run[@]}" t.blco
+rm -r $part && cp -r kept $part
+printf 'damage' | dd of=$part/chunk-000001.bin bs=1 seek=200 conv=notrunc status=none
+fails "process 2: .*corrupt\|process 2: .*checksum" in_parts "${run[@]}" t.blco
+"$bin/blco-info" $part --repair less -q >/dev/null || true
+rm -r $part && mv less $part
+fails "every nonzero of their tensor once" in_parts "${run[@]}" t.blco
+rm -r $part && mv kept $part
+in_parts "$bin/blco-run" t.blco --check "$dir/t.tns" --threads 1 -q
 # One that is killed, and one that hangs.
 for signal in KILL STOP; do
     BLCO_PROCESS_TIMEOUT=5 processes -n 4 "${cpd[@]}" --max-iters 1000000 --output "$signal" >out 2>&1 &

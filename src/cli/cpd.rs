@@ -230,7 +230,7 @@ impl Cpd {
     ) -> Result<Report> {
         let args = &self.cp;
         let kept_at = self.checkpoint()?;
-        let store = engine.open(path)?;
+        let store = engine.open_together(path)?;
         Problem::of(store.manifest())?;
         let shape = store.manifest().shape.clone();
         let rank = match &args.factors {

@@ -17,7 +17,7 @@ use crate::op::inspect::{Inspect, StoreStatistics};
 use crate::op::storage::{Storage, StorageUnits};
 use crate::op::verify::{Verify, check_totals};
 use crate::pack::ExternalSumMemory;
-use crate::store::{ChunkEntry, Manifest, Partition, Store, holds_manifest};
+use crate::store::{ChunkEntry, Manifest, PartOf, Partition, Store, holds_manifest};
 use crate::sys::Sys;
 use bytesize::ByteSize;
 use clap::Parser;
@@ -83,6 +83,8 @@ struct InfoReport {
     container_version: u32,
     /// The hash of the nonzeros, whatever the format; `None` in version 1.
     hash: Option<String>,
+    /// Of which tensor this is a part; `None` for a whole one.
+    part: Option<PartInfo>,
     format: &'static str,
     encoding: &'static str,
     /// The mode of each level of a tree.
@@ -219,6 +221,23 @@ fn from_one(modes: &[u8]) -> Vec<usize> {
     modes.iter().map(|&mode| usize::from(mode) + 1).collect()
 }
 
+/// The place of a part in its tensor.
+#[derive(Debug, Serialize)]
+struct PartInfo {
+    /// From 1.
+    number: u32,
+    parts: u32,
+    nnz: u64,
+    hash: String,
+}
+
+impl PartInfo {
+    fn new(part: &PartOf) -> Self {
+        let PartOf { number, parts, nnz, hash, .. } = *part;
+        Self { number: number + 1, parts, nnz, hash: format!("{hash:016x}") }
+    }
+}
+
 impl InfoReport {
     fn new(store: &Store) -> Result<Self> {
         let m = store.manifest();
@@ -229,6 +248,7 @@ impl InfoReport {
             digest: format!("{:016x}", store.id()),
             container_version: m.version as u32,
             hash: m.hash().map(|hash| format!("{hash:016x}")),
+            part: m.part.as_ref().map(PartInfo::new),
             format: m.format().name(),
             encoding: m.format().encoding(),
             levels: m.format().tree_levels().map(|levels| from_one(levels.modes())),
@@ -297,6 +317,13 @@ impl InfoReport {
             nonzeros(self.nnz),
             self.density
         )?;
+        if let Some(PartInfo { number, parts, nnz, hash }) = &self.part {
+            writeln!(
+                out,
+                "  part      {number} of {parts} of a tensor with {}, hash {hash}",
+                nonzeros(*nnz)
+            )?;
+        }
         let repeat = if self.duplicates_may_occur { "; coordinates may repeat" } else { "" };
         let norm = self.norm.map_or("unknown until all values are read".to_owned(), shown);
         let (min, max) = (shown(self.value_min), shown(self.value_max));

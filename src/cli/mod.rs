@@ -278,6 +278,7 @@ const OPTIONS: &[(&str, &str)] = &[
     ("`nnz`", "--nnz"),
     ("`no_values`", "--no-values"),
     ("`nonneg`", "--nonneg"),
+    ("`parts`", "--split"),
     ("`quote`", "--quote"),
     ("`replace`", "--force"),
     ("`resume`", "--resume"),
@@ -288,6 +289,7 @@ const OPTIONS: &[(&str, &str)] = &[
     ("`threads`", "--threads"),
     ("`timezone`", "--timezone"),
     ("`tol`", "--tol"),
+    ("`trees`", "--trees"),
     ("`workers`", "--workers"),
     ("`zstd`", "--zstd"),
 ];

@@ -17,7 +17,7 @@ use crate::format::fcoo::{FcooFor, THREAD_NNZ_MAX};
 use crate::format::mmcsf::Assign;
 use crate::op::reread::StoreSource;
 use crate::pack::{CHUNK_BYTES, Duplicates, FormatOption, PackOptions, PackPlan, PackReport};
-use crate::store::{Codec, Format, holds_manifest};
+use crate::store::{Codec, Format, PARTS_MAX, holds_manifest, part_name};
 use crate::sys::Sys;
 use bytesize::ByteSize;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
@@ -48,7 +48,8 @@ use std::time::Instant;
                   zcat big.tns.gz | blco-pack - -o big.blco\n  \
                   blco-pack log.tns -o log.blco --encoding raw --duplicates keep\n  \
                   blco-pack log.tns -o log-by-host.blco --format hocfs --main-mode 2\n  \
-                  blco-pack log.blco -o log.csf --format csf"
+                  blco-pack log.blco -o log.csf --format csf\n  \
+                  blco-pack log.tns -o log.blco --split 4   # a part for each of four machines"
 )]
 pub struct Pack {
     /// The tensor: a file, - for standard input, or a store to pack again
@@ -141,6 +142,10 @@ pub struct StoreArgs {
     /// Largest chunk, 64KiB to 1GiB [default: 8MiB]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     chunk_bytes: Option<u64>,
+    /// Divide the tensor into N parts for N processes of MPI, each a store: STORE/part-1-of-N to part-N-of-N. They can lie on N machines.
+    /// Takes blco, hocfs, or --trees one
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..=i64::from(PARTS_MAX)))]
+    split: Option<u32>,
     /// How to combine nonzeros with the same coordinates [default: sum]
     #[arg(long, value_parser = named(&Duplicates::ALL))]
     duplicates: Option<Duplicates>,
@@ -227,6 +232,7 @@ impl StoreArgs {
             (self.thread_nnz.is_some(), "--thread-nnz"),
             (self.zstd.is_some(), "--zstd"),
             (self.chunk_bytes.is_some(), "--chunk-bytes"),
+            (self.split.is_some(), "--split"),
             (self.duplicates.is_some(), "--duplicates"),
             (self.memory.is_some(), "--memory"),
             (self.temp_dir.is_some(), "--temp-dir"),
@@ -292,6 +298,7 @@ impl StoreArgs {
             codec: self.zstd.map_or(Codec::None, Codec::Zstd),
             chunk_bytes: self.chunk_bytes.unwrap_or(CHUNK_BYTES),
             duplicates: self.duplicates.unwrap_or(Duplicates::Sum),
+            parts: self.split.unwrap_or(1),
             temp_dir: self.temp_dir.clone(),
             provenance: provenance(&source.name(), None),
             ..PackOptions::new(target.to_path_buf())
@@ -481,7 +488,8 @@ impl Pack {
             let repeated = grouped(pack.duplicates_summed);
             notes.push(format!("{repeated} rows repeat the labels of another; their values were added up (--duplicates mean, min, max, count, keep or error does otherwise)"));
         }
-        let modes = mode_reports(&engine.open(target)?)?;
+        let of_part = self.store.split.map(|parts| target.join(part_name(0, parts)));
+        let modes = mode_reports(&engine.open(of_part.as_deref().unwrap_or(target))?)?;
         let (rows, labels_seconds, rows_dropped) = (table.rows(), table.labels_seconds(), table.dropped());
         let rows_per_second = rows as f64 / (table_seconds + pack.seconds.total);
         let report = TableReport {
@@ -568,6 +576,7 @@ fn text_of(report: &PackReport, table: Option<&TableReport>) -> String {
         (false, false) => "  the input had all been read, and was not read again\n",
         (false, true) => "",
     };
+    let parts = if report.parts > 1 { format!("{} parts, ", report.parts) } else { String::new() };
     let (total, before) = table.map_or((s.total, String::new()), |table| {
         let (all, labels) = (table.table_seconds, table.labels_seconds);
         (s.total + all, format!("rows {:.2}, labels {labels:.2}, ", all - labels))
@@ -577,7 +586,7 @@ fn text_of(report: &PackReport, table: Option<&TableReport>) -> String {
         format!(", {} rows/s", grouped(table.rows_per_second.round() as u64))
     });
     format!(
-        "{}: {}, {}{duplicates}\n{input}  {} in {}, {:.3} bytes a nonzero (raw BLCO: 16), digest {}\n  \
+        "{}: {}, {}{duplicates}\n{input}  {} in {parts}{}, {:.3} bytes a nonzero (raw BLCO: 16), digest {}\n  \
          {total:.2} s{rate}: {before}read {:.2}, sort {:.2}, write {:.2}, publish {:.2}; {spilled}\n",
         report.store.display(),
         dims.join(" x "),

@@ -1,6 +1,6 @@
 //! The common part of the reports of programs that stream a store.
 
-use super::{counted, in_options};
+use super::{counted, in_options, nonzeros};
 use crate::backend::devices::DevicesPlan;
 use crate::backend::plan::DevicePlan;
 use crate::dense::{Precision, Real};
@@ -10,6 +10,18 @@ use crate::stream::{PassReport, Plan};
 use bytesize::ByteSize;
 use serde::Serialize;
 use std::path::PathBuf;
+
+/// The notes of a plan, and one more.
+fn notes(plan: &ExecutionPlan, more: Option<&String>) -> Vec<String> {
+    plan.notes.iter().map(|note| in_options(note)).chain(more.cloned()).collect()
+}
+
+/// The note if `store` is a part of a tensor whose other parts are not there.
+fn part_alone(store: &Store) -> Option<String> {
+    let part = store.whole().part.as_ref().filter(|part| part.nnz > store.nnz())?;
+    let of = format!("part {} of {} of a tensor with {}", part.number + 1, part.parts, nonzeros(part.nnz));
+    Some(format!("the store is {of}; this is computed from the part alone"))
+}
 
 /// The beginning of a report.
 #[derive(Debug, Serialize)]
@@ -36,6 +48,9 @@ pub struct ReportHead {
     /// The GPU's name, or the CPU with its threads.
     #[serde(skip)]
     pub place: String,
+    /// The note if the store is a part of a tensor, and alone.
+    #[serde(skip)]
+    alone: Option<String>,
 }
 
 impl ReportHead {
@@ -46,11 +61,12 @@ impl ReportHead {
             None => format!("the CPU with {}", counted(plan.host.threads, "thread")),
             Some(devices) => names(devices),
         };
+        let alone = part_alone(store);
         Self {
             store: store.path().to_path_buf(),
             digest: format!("{:016x}", store.id()),
             backend: if plan.is_on_gpu() { "cuda" } else { "cpu" },
-            notes: plan.notes.iter().map(|note| in_options(note)).collect(),
+            notes: notes(plan, alone.as_ref()),
             precision: T::PRECISION,
             dims: manifest.shape.dims().to_vec(),
             nnz: manifest.nnz,
@@ -60,14 +76,15 @@ impl ReportHead {
             devices: plan.devices.clone(),
             planned: None,
             place: device.map_or_else(on_cpu, |plan| plan.device.name.clone()),
+            alone,
         }
     }
 
     /// Records what was used in the end, beside the plan if a note says that they differ.
     pub fn used(&mut self, plan: ExecutionPlan) {
+        let notes = notes(&plan, self.alone.as_ref());
         let planned = std::mem::replace(&mut self.device, plan.device);
         self.devices = plan.devices;
-        let notes: Vec<String> = plan.notes.iter().map(|note| in_options(note)).collect();
         self.planned = if notes == self.notes { None } else { planned };
         self.notes = notes;
     }

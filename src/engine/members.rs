@@ -4,6 +4,7 @@
 //! the others' sums are zero ([`Mttkrp::with_own_rows`]). Reducing the sums adds zeros, which changes nothing, since a sum that begins at
 //! zero never is the negative zero. The rest is the same for any number of processes ([`crate::decomp::collective`]).
 
+use super::parts::unite;
 use super::{Demand, Device, Engine, ExecutionPlan};
 use crate::backend::devices::cut;
 use crate::decomp::members::{MembersAls, Order, tell};
@@ -18,6 +19,8 @@ use std::path::Path;
 /// What process 0 tells the others.
 #[derive(Debug, Serialize, Deserialize)]
 enum Message {
+    /// Hold the parts of a tensor together.
+    Unite,
     /// Prepare an operation on factors in f32 or f64, in place of an earlier one.
     Prepare { rank: usize, single: bool, cp: Option<(u32, u32)> },
     /// A step of the prepared operation.
@@ -40,13 +43,25 @@ impl Engine {
         self.inner.members.as_ref()
     }
 
+    /// Opens the store of a computation, in process 0. If that is a part, all processes hold theirs together; the store that is returned
+    /// says of the whole what [`Store::within`] does.
+    pub(crate) fn open_together(&self, path: &Path) -> Result<Store> {
+        let store = self.open(path)?;
+        let Some(group) = self.members().filter(|_| store.whole().part.is_some()) else { return Ok(store) };
+        tell(group, &Message::Unite)?;
+        unite(group, store)
+    }
+
     /// This process's share of `store`, if there are several: consecutive chunks. All shares have about the same number of nonzeros. To
-    /// the bit, it is all chunks.
+    /// the bit, it is all chunks; of a divided tensor, a part.
     pub(super) fn share(&self, store: &Store) -> Result<Option<Store>> {
         let Some(group) = self.members() else { return Ok(None) };
         let options = self.options();
         if options.device == Device::Cuda || options.devices.is_some() {
             return Err(Error::request("several processes compute on their CPUs; take `Device::Cpu`"));
+        }
+        if let Some(part) = &store.whole().part {
+            return self.share_of_part(store, part).map(Some);
         }
         if options.deterministic {
             return Ok(Some(store.clone()));
@@ -129,7 +144,7 @@ impl Engine {
     #[doc(hidden)]
     pub fn serve(&self, store: &Path) -> Result<()> {
         let Some(group) = self.members() else { return Ok(()) };
-        let store = &self.open(store)?;
+        let mut store = self.open(store)?;
         let (mut prepared, mut bytes): (Option<Prepared>, _) = (None, Vec::new());
         loop {
             group.broadcast_vec(&mut bytes)?;
@@ -139,12 +154,16 @@ impl Engine {
             let message: Message = serde_json::from_slice(&bytes)
                 .map_err(|_| Error::request("processes run different versions of this program"))?;
             self.install(|| match (message, &mut prepared) {
+                (Message::Unite, _) => {
+                    store = unite(group, store.clone())?;
+                    Ok(())
+                }
                 (Message::Prepare { rank, single, cp }, prepared) => {
                     *prepared = None;
                     *prepared = Some(if single {
-                        Prepared::F32(Box::new(self.serving(store, rank, cp)?))
+                        Prepared::F32(Box::new(self.serving(&store, rank, cp)?))
                     } else {
-                        Prepared::F64(Box::new(self.serving(store, rank, cp)?))
+                        Prepared::F64(Box::new(self.serving(&store, rank, cp)?))
                     });
                     Ok(())
                 }

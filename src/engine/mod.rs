@@ -17,6 +17,7 @@ pub(crate) mod members;
 mod mttkrp;
 mod options;
 mod pack;
+mod parts;
 mod plan;
 mod stream;
 mod ttm;
@@ -366,12 +367,13 @@ impl Engine {
         self.open_for(path.as_ref(), true)
     }
 
-    /// The same, for a pass or only to read the list of chunks.
+    /// The same, for a pass or only to read the list of chunks. One of several processes opens its part if the tensor is divided.
     pub(crate) fn open_for(&self, path: &Path, pass: bool) -> Result<Store> {
         /// The plan of a pass already counts shorter lists.
         const LONG: u64 = 4 << 20;
         /// Leaves room for buffers and an operation beside a long list.
         const PASS: u64 = 24 << 20;
+        let path = &*self.own_part(path)?;
         Store::open_if(self.sys(), self.formats(), path, |bytes| {
             let memory = self.options().memory;
             let bound = memory.unwrap_or_else(machine::available_memory);

@@ -104,7 +104,7 @@ impl Group {
     }
 
     /// What each member gives, in their order; all lengths are equal.
-    fn all_gather(&self, own: &[u8]) -> Result<Vec<Vec<u8>>> {
+    pub fn all_gather(&self, own: &[u8]) -> Result<Vec<Vec<u8>>> {
         let mut all = vec![own.to_vec(); self.count()];
         for (to, from) in self.rounds() {
             self.links.exchange(Some((to, own)), Some((from, &mut all[from])))?;

@@ -36,10 +36,12 @@ pub use scratch::{SpillReport, passing_dir};
 use crate::coo::{Batch, Extent, Source};
 use crate::encoding::TILE_NNZ;
 use crate::error::{Error, Result};
-use crate::format::{BuiltChunk, ClosedChunk, Cutter, PartitionPlan, Scheme, Statistics, Takes, Totals};
+use crate::format::{
+    BuiltChunk, ClosedChunk, Cutter, Neumaier, PartitionPlan, Scheme, Statistics, Takes, Totals,
+};
 use crate::linear::{BitLayout, Key, Nonzero, Wide};
 use crate::shape::Shape;
-use crate::store::{Format, Manifest, Partition, Staging, Version, partial_path};
+use crate::store::{ChunkEntry, Format, Manifest, PartOf, Partition, Staging, Store, Version, partial_path};
 use crate::sys::Sys;
 use budget::Budget;
 use combine::Combiner;
@@ -68,9 +70,11 @@ pub fn pack(
     plan(sys, source, options)?.check()?;
     let Prepared { staging, scratch, extent, job: identity } = match prepare(sys, source, options)? {
         Beginning::Ready(prepared) => *prepared,
-        Beginning::Complete(job, store) => {
+        Beginning::Complete(job, stores) => {
             let (input_nnz, duplicates_summed, duplicates_kept) = (job.input_nnz, job.summed, job.kept);
-            let report = PackReport::new(&options.target, job.digest, store.manifest(), store.bytes()?);
+            let bytes = stores.iter().map(Store::bytes).sum::<Result<u64>>()?;
+            let manifests = stores.iter().map(Store::whole);
+            let report = PackReport::new(&options.target, job.digest, manifests, bytes);
             return Ok(PackReport {
                 was_complete: true,
                 input_nnz,
@@ -106,6 +110,10 @@ pub fn pack(
         labels.check(shape.dims(), &source.name())?;
     }
     let scheme = options.format.resolve(&shape)?;
+    if options.parts > 1 && scheme.partitions.len() > 1 {
+        let what = "`parts`: only a store of one partition is divided, in one order of its nonzeros";
+        return Err(Error::request(format!("{what}: give another format, or `trees` one")));
+    }
     for PartitionPlan { format, .. } in &scheme.partitions {
         if options.formats.read(&format.record(), shape.order()) != Ok(format.clone()) {
             let what = "is not one that this engine reads; register it by `EngineBuilder::format`";
@@ -215,11 +223,11 @@ impl PackJob<'_> {
             Error::Request(what) => Error::input(source.name(), what),
             other => other,
         })?;
-        let (Cut { manifest, summed, kept }, spilled) = (cut, orders.spilled());
+        let (Cut { manifests, summed, kept }, spilled) = (cut, orders.spilled());
         seconds.write = clock.lap();
 
         let labels = self.options.labels.as_deref();
-        let published = staging.publish(&manifest, self.options.provenance.as_bytes(), labels, |id| {
+        let published = staging.publish(&manifests, self.options.provenance.as_bytes(), labels, |id| {
             Complete { job: self.identity.clone(), digest: format!("{id:016x}"), input_nnz, summed, kept }
         })?;
         // Only now, so that a job that is killed while it publishes can be resumed; and before the journal goes.
@@ -233,7 +241,7 @@ impl PackJob<'_> {
             duplicates_kept: kept,
             spilled,
             seconds,
-            ..PackReport::new(&self.options.target, digest, &manifest, bytes)
+            ..PackReport::new(&self.options.target, digest, manifests.iter(), bytes)
         })
     }
 
@@ -252,6 +260,23 @@ impl PackJob<'_> {
         if right { Ok(()) } else { Err(Error::request(format!("format {} {what}", format.name()))) }
     }
 
+    fn cutter<K: Key>(&self, format: &Format) -> Cutter<K> {
+        let cutter = Cutter::new(Version::NEWEST, self.shape, format, self.options.chunk_bytes);
+        cutter.in_groups_of(self.budget.group_nnz())
+    }
+
+    /// Takes a chunk that is cut; writes those that wait if there are enough.
+    fn take(
+        &self,
+        format: &Format,
+        chunk: ClosedChunk,
+        closed: &mut Vec<ClosedChunk>,
+        staging: &mut Staging,
+    ) -> Result<()> {
+        closed.push(chunk);
+        if closed.len() < self.budget.chunks_at_once() { Ok(()) } else { self.add(format, closed, staging) }
+    }
+
     /// Builds chunks that are cut, and writes them, in parallel.
     fn add(&self, format: &Format, closed: &mut Vec<ClosedChunk>, staging: &mut Staging) -> Result<()> {
         let built: Vec<BuiltChunk> = closed.par_drain(..).map(ClosedChunk::build).collect();
@@ -263,8 +288,11 @@ impl PackJob<'_> {
         staging.add(built)
     }
 
-    /// Cuts every partition of the store from all nonzeros in its order.
+    /// Cuts every partition of the store, or every part, from all nonzeros in its order.
     fn cut_all<K: Key>(&self, orders: &mut Orders<K>, staging: &mut Staging, total: u64) -> Result<Cut> {
+        if self.options.parts > 1 {
+            return self.cut_parts(orders, staging, total);
+        }
         let (mut totals, mut partitions) = (Totals::default(), Vec::new());
         let mut duplicates = [0; 2];
         if self.scheme.assigns() {
@@ -277,8 +305,7 @@ impl PackJob<'_> {
                 Takes::All | Takes::Slices(_) => orders.by(&layout)?,
             };
             staging.begin_partition();
-            let combiner = Combiner::new(&layout, self.options.duplicates);
-            let mut combiner = combiner.in_parts_of(self.budget.group_nnz());
+            let mut combiner = self.combiner(&layout);
             let statistics = self.cut(sorted, plan, &mut combiner, staging, (total, &totals))?;
             // Of nonzeros that are assigned each partition sees its own.
             if number == 0 || self.scheme.assigns() {
@@ -288,15 +315,7 @@ impl PackJob<'_> {
             if statistics.nnz() == 0 {
                 continue;
             }
-            partitions.push(Partition {
-                format: plan.format.clone(),
-                targets: plan.targets,
-                covers: plan.covers,
-                chunks: staging.of_partition().len() as u64,
-                nnz: statistics.nnz(),
-                hash: Some(statistics.hash()),
-                statistics: Some(statistics.of_partition()),
-            });
+            partitions.push(partition(plan, staging, &statistics));
             if plan.covers & 1 != 0 {
                 totals.add(statistics);
             }
@@ -304,7 +323,80 @@ impl PackJob<'_> {
         if totals.nnz() == 0 {
             return Err(Error::request("no nonzeros"));
         }
-        let manifest = Manifest {
+        let manifest = self.manifest(&totals, partitions, staging.entries(), self.options.part.clone());
+        let [summed, kept] = duplicates;
+        Ok(Cut { manifests: vec![manifest], summed, kept })
+    }
+
+    /// Cuts the only partition into parts, each a store of its own. Part k of n ends with the coordinates of nonzero k N / n of the N that
+    /// were read, in order, so that no coordinates are in two parts.
+    fn cut_parts<K: Key>(&self, orders: &mut Orders<K>, staging: &mut Staging, total: u64) -> Result<Cut> {
+        let (plan, parts) = (&self.scheme.partitions[0], self.options.parts);
+        let layout = plan.format.bit_layout(self.shape);
+        let mut combiner = self.combiner(&layout);
+        let end = |part: u32| {
+            u64::try_from(u128::from(total) * u128::from(part + 1) / u128::from(parts)).unwrap_or(total)
+        };
+        let mut manifests: Vec<Manifest> = Vec::new();
+        staging.begin_part(0, parts)?;
+        let mut cutting = Cutting::new(self, &plan.format, staging, Neumaier::default());
+        // Nonzeros that have come; the last of the part, once they are enough.
+        let (mut done, mut last): (u64, Option<K>) = (0, None);
+        orders.by(&layout)?.for_each_slice(|mut slice| {
+            while !slice.is_empty() {
+                let part = u32::try_from(manifests.len()).unwrap_or(u32::MAX);
+                let most = usize::try_from(end(part).saturating_sub(done).max(1)).unwrap_or(usize::MAX);
+                let taken = match last {
+                    Some(last) => slice.partition_point(|nonzero| nonzero.linear <= last),
+                    None => most.min(slice.len()),
+                };
+                let (now, rest) = slice.split_at(taken);
+                combiner.push(now, |settled, _| {
+                    self.sys.check_cancelled()?;
+                    cutting.push(settled)
+                })?;
+                done += taken as u64;
+                (self.watch)("writing", done, Some(total));
+                if last.is_some() && !rest.is_empty() {
+                    combiner.finish(|settled| cutting.push(settled))?;
+                    manifests.push(cutting.end_part(plan)?);
+                    cutting.staging.begin_part(part + 1, parts)?;
+                    last = None;
+                } else if part + 1 < parts && done >= end(part) {
+                    last = now.last().map(|nonzero| nonzero.linear).or(last);
+                }
+                slice = rest;
+            }
+            Ok(())
+        })?;
+        self.check_total(done, total)?;
+        combiner.finish(|settled| cutting.push(settled))?;
+        manifests.push(cutting.end_part(plan)?);
+        if manifests.len() < parts as usize {
+            let what = "the tensor has too few nonzeros with different coordinates; give fewer";
+            return Err(Error::request(format!("`parts` {parts}: {what}")));
+        }
+        let nnz = manifests.iter().map(|part| part.nnz).sum();
+        let hash = manifests.iter().filter_map(Manifest::hash).fold(0, u64::wrapping_add);
+        for part in manifests.iter_mut().filter_map(|manifest| manifest.part.as_mut()) {
+            (part.nnz, part.hash) = (nnz, hash);
+        }
+        Ok(Cut { manifests, summed: combiner.summed(), kept: combiner.kept() })
+    }
+
+    fn combiner<K: Key>(&self, layout: &BitLayout) -> Combiner<K> {
+        Combiner::new(layout, self.options.duplicates).in_parts_of(self.budget.group_nnz())
+    }
+
+    /// The manifest of a store, or a part, of these partitions and chunks.
+    fn manifest(
+        &self,
+        totals: &Totals,
+        partitions: Vec<Partition>,
+        chunks: &[ChunkEntry],
+        part: Option<PartOf>,
+    ) -> Manifest {
+        Manifest {
             version: Version::NEWEST,
             shape: self.shape.clone(),
             codec: self.options.codec,
@@ -316,12 +408,10 @@ impl PackJob<'_> {
             value_max: totals.value_max(),
             longest_row_bounds: totals.longest_row_bounds(),
             partitions,
-            chunks: staging.entries().to_vec(),
-            part: None,
+            chunks: chunks.to_vec(),
+            part,
             modes: self.options.labels.as_ref().map(|labels| labels.info.clone()),
-        };
-        let [summed, kept] = duplicates;
-        Ok(Cut { manifest, summed, kept })
+        }
     }
 
     /// Settles duplicates and cuts what a partition takes into chunks. `total` nonzeros come; `before` are in the cover already.
@@ -333,23 +423,12 @@ impl PackJob<'_> {
         staging: &mut Staging,
         (total, before): (u64, &Totals),
     ) -> Result<Statistics> {
-        let format = &plan.format;
-        let cutter = Cutter::new(Version::NEWEST, self.shape, format, self.options.chunk_bytes);
-        let cutter = cutter.in_groups_of(self.budget.group_nnz());
-        let mut cutter = if plan.covers & 1 != 0 { cutter.following(before.squares()) } else { cutter };
+        let squares = if plan.covers & 1 != 0 { before.squares() } else { Neumaier::default() };
+        let mut cutting = Cutting::new(self, &plan.format, staging, squares);
         let mut filter = SliceFilter::of(plan, self.shape);
-        let mut closed = Vec::new();
-        let mut store = |chunk: ClosedChunk| {
-            closed.push(chunk);
-            if closed.len() < self.budget.chunks_at_once() {
-                Ok(())
-            } else {
-                self.add(format, &mut closed, staging)
-            }
-        };
         let mut take = |settled: &[Nonzero<K>]| match &mut filter {
-            None => cutter.push(settled, &mut store),
-            Some(filter) => filter.push(settled, &mut |some| cutter.push(some, &mut store)),
+            None => cutting.push(settled),
+            Some(filter) => filter.push(settled, &mut |some| cutting.push(some)),
         };
         let mut done = 0;
         sorted.for_each_slice(|slice| {
@@ -361,23 +440,96 @@ impl PackJob<'_> {
                 Ok(())
             })
         })?;
-        if done != total && !matches!(plan.takes, Takes::Leaf(_)) {
-            let what = format!("temporary files hold {done} of {total} nonzeros; pack again with `replace`");
-            return Err(Error::unusable(partial_path(&self.options.target), what));
+        if !matches!(plan.takes, Takes::Leaf(_)) {
+            self.check_total(done, total)?;
         }
         combiner.finish(&mut take)?;
         if let Some(filter) = &mut filter {
-            filter.finish(&mut |some| cutter.push(some, &mut store))?;
+            filter.finish(&mut |some| cutting.push(some))?;
         }
-        let statistics = cutter.finish(&mut store)?;
-        self.add(format, &mut closed, staging)?;
+        cutting.finish()
+    }
+
+    /// An error unless all nonzeros have come.
+    fn check_total(&self, done: u64, total: u64) -> Result<()> {
+        if done == total {
+            return Ok(());
+        }
+        let what = format!("temporary files hold {done} of {total} nonzeros; pack again with `replace`");
+        Err(Error::unusable(partial_path(&self.options.target), what))
+    }
+}
+
+/// What a manifest says of the partition that was cut last.
+fn partition(plan: &PartitionPlan, staging: &Staging, statistics: &Statistics) -> Partition {
+    Partition {
+        format: plan.format.clone(),
+        targets: plan.targets,
+        covers: plan.covers,
+        chunks: staging.of_partition().len() as u64,
+        nnz: statistics.nnz(),
+        hash: Some(statistics.hash()),
+        statistics: Some(statistics.of_partition()),
+    }
+}
+
+/// Cuts settled nonzeros into the chunks of a partition, and writes them.
+struct Cutting<'a, K> {
+    job: &'a PackJob<'a>,
+    format: &'a Format,
+    staging: &'a mut Staging,
+    cutter: Cutter<K>,
+    /// Chunks that wait for others, to be built in parallel.
+    closed: Vec<ClosedChunk>,
+}
+
+impl<'a, K: Key> Cutting<'a, K> {
+    /// `squares` are those of the cover so far.
+    fn new(job: &'a PackJob<'a>, format: &'a Format, staging: &'a mut Staging, squares: Neumaier) -> Self {
+        let cutter = job.cutter(format).following(squares);
+        Self { job, format, staging, cutter, closed: Vec::new() }
+    }
+
+    fn push(&mut self, settled: &[Nonzero<K>]) -> Result<()> {
+        let Self { job, format, staging, cutter, closed } = self;
+        cutter.push(settled, &mut |chunk| job.take(format, chunk, closed, staging))
+    }
+
+    fn finish(mut self) -> Result<Statistics> {
+        self.end()
+    }
+
+    /// Ends the partition. What follows is another.
+    fn end(&mut self) -> Result<Statistics> {
+        let Self { job, format, staging, cutter, closed } = self;
+        let cutter = std::mem::replace(cutter, job.cutter(format));
+        let statistics = cutter.finish(&mut |chunk| job.take(format, chunk, closed, staging))?;
+        job.add(format, closed, staging)?;
         Ok(statistics)
+    }
+
+    /// Ends a part, whose manifest does not yet know the whole.
+    fn end_part(&mut self, plan: &PartitionPlan) -> Result<Manifest> {
+        let statistics = self.end()?;
+        if statistics.nnz() == 0 {
+            return Err(Error::request("no nonzeros"));
+        }
+        let partition = partition(plan, self.staging, &statistics);
+        let mut totals = Totals::default();
+        totals.add(statistics);
+        let chunks = self.staging.entries();
+        let [first, last] = [&chunks[0], &chunks[chunks.len() - 1]];
+        let (number, parts) = (self.staging.parts() - 1, self.job.options.parts);
+        let (from, to) = (first.first_linear, last.last_linear);
+        let part = PartOf { number, parts, nnz: 0, hash: 0, from, to };
+        Ok(self.job.manifest(&totals, vec![partition], chunks, Some(part)))
     }
 }
 
 /// What was cut.
 struct Cut {
-    manifest: Manifest,
+    /// Of the store, or of each part.
+    manifests: Vec<Manifest>,
     /// Nonzeros that were added to one with the same coordinates.
     summed: u64,
     /// Nonzeros kept beside one with the same coordinates.

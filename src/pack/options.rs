@@ -7,7 +7,7 @@ use crate::format::mmcsf::{self, Assign};
 use crate::format::{self, PartitionRecord, Scheme, Trees, all_modes, bcsf, csf, hbcsf};
 use crate::shape::{ModeOrder, Shape};
 use crate::store::labels::NewLabels;
-use crate::store::{CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, Codec, Format, Formats, Manifest};
+use crate::store::{CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, Codec, Format, Formats, Manifest, PARTS_MAX, PartOf};
 use bytesize::ByteSize;
 use serde::Serialize;
 use std::path::PathBuf;
@@ -310,6 +310,9 @@ pub struct PackOptions {
     pub chunk_bytes: u64,
     /// What to do with duplicates.
     pub duplicates: Duplicates,
+    /// The number of parts that the tensor is divided into, of about the same number of nonzeros: each is a store in the target's
+    /// directory. 1, the default, makes one store. More take a format of one partition; at most 4096.
+    pub parts: u32,
     /// Bytes of memory to take, whatever the tensor's size; `u64::MAX`, the default, for what the engine may. Less than 64 MiB is
     /// exceeded, but spills small tensors, for tests. Does not change the store.
     pub memory: u64,
@@ -317,6 +320,9 @@ pub struct PackOptions {
     pub temp_dir: Option<PathBuf>,
     /// The contents of `provenance.json`.
     pub provenance: String,
+    /// Which part of a tensor the store is, for one that is repaired.
+    #[doc(hidden)]
+    pub part: Option<PartOf>,
     /// Names, kinds and labels of the modes.
     pub labels: Option<Arc<NewLabels>>,
     /// The formats that a store which is there may be of: the engine's.
@@ -336,9 +342,11 @@ impl PackOptions {
             codec: Codec::None,
             chunk_bytes: CHUNK_BYTES,
             duplicates: Duplicates::Sum,
+            parts: 1,
             memory: u64::MAX,
             temp_dir: None,
             provenance: "{}\n".into(),
+            part: None,
             labels: None,
             formats: Formats::default(),
         }
@@ -349,6 +357,9 @@ impl PackOptions {
         if !(CHUNK_BYTES_MIN..=CHUNK_BYTES_MAX).contains(&self.chunk_bytes) {
             let [given, least, most] = [self.chunk_bytes, CHUNK_BYTES_MIN, CHUNK_BYTES_MAX].map(ByteSize);
             return Err(Error::request(format!("`chunk_bytes` {given}: give {least} to {most}")));
+        }
+        if !(1..=PARTS_MAX).contains(&self.parts) {
+            return Err(Error::request(format!("`parts` {}: give 1 to {PARTS_MAX}", self.parts)));
         }
         if let Some(dir) = self.temp_dir.as_deref().filter(|dir| !dir.is_dir()) {
             let what = "is not a directory; create it, or name another";
@@ -370,6 +381,7 @@ impl PackOptions {
             Codec::Zstd(level) => format!(" --zstd {level}"),
         };
         let duplicates = self.duplicates.name();
-        format!("{format}{codec} --chunk-bytes {} --duplicates {duplicates}", self.chunk_bytes)
+        let parts = if self.parts > 1 { format!(" --split {}", self.parts) } else { String::new() };
+        format!("{format}{codec} --chunk-bytes {} --duplicates {duplicates}{parts}", self.chunk_bytes)
     }
 }

@@ -12,7 +12,7 @@ pub type PackWatch<'a> = &'a (dyn Fn(&'static str, u64, Option<u64>) + Sync);
 /// What was packed.
 #[derive(Clone, Debug, Serialize)]
 pub struct PackReport {
-    /// The store.
+    /// The store, or the directory of the parts.
     #[serde(serialize_with = "crate::sys::shown_path")]
     pub store: PathBuf,
     /// The digest, 16 hexadecimal digits.
@@ -27,8 +27,10 @@ pub struct PackReport {
     pub was_complete: bool,
     /// Nonzeros that the source handed over, to this job or to the one that it continued.
     pub input_nnz: u64,
-    /// Nonzeros in the store.
+    /// Nonzeros in the store, or in all parts.
     pub nnz: u64,
+    /// The number of parts; 1 for one store.
+    pub parts: usize,
     /// Nonzeros that were added to one with the same coordinates.
     pub duplicates_summed: u64,
     /// Nonzeros kept though one with the same coordinates is there.
@@ -39,7 +41,7 @@ pub struct PackReport {
     pub encoding: &'static str,
     /// Chunks.
     pub chunks: usize,
-    /// Bytes of manifest and chunks.
+    /// Bytes of manifests and chunks.
     pub bytes: u64,
     /// Bytes for each nonzero.
     pub bytes_per_nnz: f64,
@@ -65,8 +67,15 @@ pub struct PackSeconds {
 }
 
 impl PackReport {
-    /// On a store whose manifest this is; of how it was made nothing yet.
-    pub(super) fn new(store: &Path, digest: String, manifest: &Manifest, bytes: u64) -> Self {
+    /// On a store whose manifest this is, or a divided tensor whose parts have these; of how it was made nothing yet.
+    pub(super) fn new<'a>(
+        store: &Path,
+        digest: String,
+        manifests: impl ExactSizeIterator<Item = &'a Manifest> + Clone,
+        bytes: u64,
+    ) -> Self {
+        let manifest = manifests.clone().next().expect("a store");
+        let nnz = manifests.clone().map(|manifest| manifest.nnz).sum();
         Self {
             store: store.to_path_buf(),
             digest,
@@ -75,14 +84,15 @@ impl PackReport {
             input_read: false,
             was_complete: false,
             input_nnz: 0,
-            nnz: manifest.nnz,
+            nnz,
+            parts: manifests.len(),
             duplicates_summed: 0,
             duplicates_kept: 0,
             format: manifest.format().name(),
             encoding: manifest.format().encoding(),
-            chunks: manifest.chunks.len(),
+            chunks: manifests.map(|manifest| manifest.chunks.len()).sum(),
             bytes,
-            bytes_per_nnz: bytes as f64 / manifest.nnz as f64,
+            bytes_per_nnz: bytes as f64 / nnz as f64,
             spilled: SpillReport::default(),
             seconds: PackSeconds::default(),
         }

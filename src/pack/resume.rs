@@ -6,7 +6,7 @@ use super::scratch::{Place, ScratchDir};
 use crate::coo::{Extent, Source};
 use crate::error::{Error, Result};
 use crate::publish::finished;
-use crate::store::{Formats, Staging, Store, partial_path};
+use crate::store::{Formats, Staging, Store, digest_of, part_name, partial_path, parts_in};
 use crate::sys::{SpillDir, Sys};
 use bytesize::ByteSize;
 use serde::{Deserialize, Serialize};
@@ -28,8 +28,8 @@ pub struct Prepared {
 pub enum Beginning {
     /// There is work to do.
     Ready(Box<Prepared>),
-    /// The job that was to be resumed had published this store, and was killed while it cleaned up.
-    Complete(Complete, Box<Store>),
+    /// The job that was to be resumed had published this store, or these parts, and was killed while it cleaned up.
+    Complete(Complete, Vec<Store>),
 }
 
 /// What a job notes when it publishes: what tells whether another is the same, and what no store holds.
@@ -37,7 +37,7 @@ pub enum Beginning {
 pub struct Complete {
     /// The job.
     pub job: journal::Job,
-    /// The store id.
+    /// The store id, or the digest of the parts.
     pub digest: String,
     /// Nonzeros of the input.
     pub input_nnz: u64,
@@ -48,12 +48,20 @@ pub struct Complete {
 }
 
 impl Complete {
-    /// What the killed job noted that has published the store at `target`, and that store.
-    fn find(sys: &Sys, formats: &Formats, target: &Path) -> Result<Option<(Self, Store)>> {
+    /// What the killed job noted that has published the store at `target`, or all parts of a tensor, and these stores.
+    fn find(sys: &Sys, formats: &Formats, target: &Path) -> Result<Option<(Self, Vec<Store>)>> {
         let noted = finished(sys, target)?.and_then(|facts| serde_json::from_value::<Self>(facts).ok());
         let Some(noted) = noted else { return Ok(None) };
-        let store = Store::open_if(sys, formats, target, |_| Ok(()))?;
-        Ok((noted.digest == format!("{:016x}", store.id())).then_some((noted, store)))
+        let parts =
+            parts_in(target)?.into_iter().map(|(number, parts)| target.join(part_name(number, parts)));
+        let mut paths: Vec<PathBuf> = parts.collect();
+        if paths.is_empty() {
+            paths.push(target.to_path_buf());
+        }
+        let open = |path: &PathBuf| Store::open_if(sys, formats, path, |_| Ok(()));
+        let stores = paths.iter().map(open).collect::<Result<Vec<Store>>>()?;
+        let digest = digest_of(&stores.iter().map(Store::id).collect::<Vec<u64>>());
+        Ok((noted.digest == format!("{digest:016x}")).then_some((noted, stores)))
     }
 }
 
@@ -147,7 +155,7 @@ pub fn prepare(sys: &Sys, source: &dyn Source, options: &PackOptions) -> Result<
         spill_dir: PathBuf::new(),
     };
     if options.resume
-        && let Some((complete, store)) = Complete::find(sys, &options.formats, &options.target)?
+        && let Some((complete, stores)) = Complete::find(sys, &options.formats, &options.target)?
     {
         same_request(&complete.job, true, &job)?;
         // A journal that still stands says whose its temporary files are.
@@ -155,7 +163,7 @@ pub fn prepare(sys: &Sys, source: &dyn Source, options: &PackOptions) -> Result<
             kept.dir.take()?;
         }
         Staging::clean_up(sys, &options.target)?;
-        return Ok(Beginning::Complete(complete, Box::new(store)));
+        return Ok(Beginning::Complete(complete, stores));
     }
     let left = Left::read(sys, &partial, options)?;
     let resumes = match &left {

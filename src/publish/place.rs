@@ -106,21 +106,30 @@ impl Place {
         self.sys.permit(new, before.facts().mode() | owner)
     }
 
-    /// Gives `new` and the files in it the permissions of the old one.
+    /// Gives `new`, its directories, and the files in both the permissions of the old one.
     pub fn keep_permissions(&self, new: &Path) -> Result<()> {
         let Some(before) = &self.before else { return Ok(()) };
-        if let Ok(marker) = self.target.join(self.kind.marker).metadata()
-            && before.facts().is_dir()
-        {
-            let mode = marker.permissions().mode();
-            for entry in std::fs::read_dir(new).map_err(Error::io(new, "read"))? {
-                let path = entry.map_err(Error::io(new, "read"))?.path();
-                if path.is_file() {
-                    self.sys.permit(&path, mode)?;
+        if before.facts().is_dir() {
+            let mode = self.mode_of_files();
+            let permit_file = |path: &Path| match mode {
+                Some(mode) if path.is_file() => self.sys.permit(path, mode),
+                _ => Ok(()),
+            };
+            for path in inside(new)? {
+                if path.is_dir() {
+                    inside(&path)?.iter().try_for_each(|file| permit_file(file))?;
+                    self.sys.permit(&path, before.facts().mode())?;
                 }
+                permit_file(&path)?;
             }
         }
         self.sys.permit(new, before.facts().mode())
+    }
+
+    /// The permissions of the old one's marker, which may be in a directory of it.
+    fn mode_of_files(&self) -> Option<u32> {
+        let mode = |dir: &Path| Some(dir.join(self.kind.marker).metadata().ok()?.permissions().mode());
+        mode(&self.target).or_else(|| inside(&self.target).ok()?.iter().find_map(|dir| mode(dir)))
     }
 
     /// Whether `path` is the old one, without new files in it.
@@ -193,6 +202,12 @@ impl Place {
         let what = "has changed since the work began, and stays; nothing was written";
         Error::request(format!("{}: {what}", self.called.display()))
     }
+}
+
+/// What is in a directory.
+fn inside(dir: &Path) -> Result<Vec<PathBuf>> {
+    let entries = std::fs::read_dir(dir).map_err(Error::io(dir, "read"))?;
+    entries.map(|entry| Ok(entry.map_err(Error::io(dir, "read"))?.path())).collect()
 }
 
 /// Whether `path` is on a layered file system, as in containers. It cannot rename directories of a lower layer.

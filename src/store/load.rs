@@ -179,7 +179,7 @@ impl Store {
         if header.version != manifest.version {
             return Err(other_version(path));
         }
-        let same = header.store_id == self.id
+        let same = header.store_id == self.stamp
             && header.number as usize == file_number
             && header.first_nonzero == entry.first_nonzero
             && u64::from(header.nnz) == entry.nnz

@@ -6,6 +6,7 @@ mod file;
 pub mod labels;
 mod load;
 pub mod manifest;
+mod parts;
 mod publish;
 mod summary;
 mod view;
@@ -15,7 +16,9 @@ pub use crate::format::{Format, Formats, PartitionStatistics};
 pub use crate::publish::partial_path;
 pub use file::{LoneReader, read_provenance};
 pub use load::{DecodeScratch, LoadTimes};
-pub use manifest::{ChunkEntry, Codec, Manifest, Partition};
+pub use manifest::{ChunkEntry, Codec, Manifest, PartOf, Partition};
+pub(crate) use parts::parts_in;
+pub use parts::{PARTS_MAX, Whole, digest_of, part_name};
 pub use publish::{Published, Staging};
 pub use summary::StoreSummary;
 use view::Place;
@@ -78,6 +81,27 @@ fn holds_chunks(dir: &Dir) -> Result<bool> {
     Ok(dir.file_bytes(&chunk_name(0))?.is_some())
 }
 
+/// Opens the directory of the store at `path`, and shares it. If it is in the directory of a divided tensor, that is shared too, as all parts
+/// are replaced together.
+fn open_dir(sys: &Sys, path: &Path) -> Result<(Dir, Option<Dir>)> {
+    /// How often names may change while they are inspected.
+    const TRIES: usize = 100;
+    let real = path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
+    let is_part = real.file_name().and_then(|name| parts::part_of_name(name.to_str()?)).is_some();
+    let Some(around) = real.parent().filter(|_| is_part) else {
+        return Ok((publishing::open(sys, path)?, None));
+    };
+    for _ in 1..TRIES {
+        // A directory that others own may not be readable; then they replace it.
+        let shared = publishing::open(sys, around).ok();
+        let dir = publishing::open(sys, path)?;
+        if shared.as_ref().is_none_or(|shared| shared.is_at(around)) {
+            return Ok((dir, shared));
+        }
+    }
+    Ok((publishing::open(sys, path)?, None))
+}
+
 /// An open store. Its manifest has been read and checked; chunks are checked as they are read. It keeps reading the
 /// same files even if another store takes its name. A clone is another handle to the same store.
 ///
@@ -88,12 +112,17 @@ pub struct Store {
     sys: Sys,
     path: Arc<Path>,
     dir: Arc<Dir>,
+    /// The directory of the divided tensor that it is a part of, which stays while this lives.
+    _around: Option<Arc<Dir>>,
     /// The manifest of all partitions.
     whole: Arc<Manifest>,
     /// The manifest of the partitions that this view reads.
     manifest: Arc<Manifest>,
     places: Arc<[Place]>,
+    /// The digest of what this is a share of.
     id: u64,
+    /// The store id, which its chunks have.
+    stamp: u64,
     direct: bool,
 }
 
@@ -116,7 +145,7 @@ impl Store {
         self.manifest.nnz
     }
 
-    /// The store id, which is also its digest.
+    /// The store id, which is also its digest; of a part that several processes compute from, that of all parts.
     #[must_use]
     pub fn id(&self) -> u64 {
         self.id
@@ -148,9 +177,15 @@ impl Store {
         let none = || {
             let what = if path.is_file() { "a file, not a store" } else { "no store here" };
             let beside = path.with_extension("blco");
-            let hint = match path.parent() {
-                Some(parent) if path.ends_with(MANIFEST) => {
+            let parts = parts_in(path).ok().and_then(|parts| parts.first().copied());
+            let hint = match (path.parent(), parts) {
+                (Some(parent), _) if path.ends_with(MANIFEST) => {
                     format!("name its directory, {}", parent.display())
+                }
+                (_, Some((number, parts))) => {
+                    let one = path.join(part_name(number, parts));
+                    let one = one.display();
+                    format!("a tensor in parts: name one, as {one}, or start {parts} processes with MPI")
                 }
                 _ if beside != path && beside.join(MANIFEST).is_file() => {
                     format!("did you mean {}?", beside.display())
@@ -159,7 +194,7 @@ impl Store {
             };
             Error::request(format!("{}: {what}; {hint}", path.display()))
         };
-        let dir = publishing::open(sys, path).map_err(|error| match error {
+        let (dir, around) = open_dir(sys, path).map_err(|error| match error {
             Error::Io { source, .. }
                 if matches!(source.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) =>
             {
@@ -195,7 +230,9 @@ impl Store {
         let (manifest, id) = Manifest::decode_of(formats, &buffer[..read], &at).map_err(foreign)?;
         let (path, dir, whole) = (path.into(), Arc::new(dir), Arc::new(manifest));
         let (manifest, places) = (Arc::clone(&whole), [].into());
-        let store = Self { sys: sys.clone(), path, dir, whole, manifest, places, id, direct: false };
+        let (sys, around) = (sys.clone(), around.map(Arc::new));
+        let store =
+            Self { sys, path, dir, _around: around, whole, manifest, places, id, stamp: id, direct: false };
         Ok(store.view(&[0]))
     }
 

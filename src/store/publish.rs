@@ -3,12 +3,13 @@
 
 use super::labels::{self, NewLabels};
 use super::manifest::{ChunkEntry, Codec, Manifest};
+use super::parts::{digest_of, part_name, part_of_name};
 use super::{MANIFEST, PROVENANCE, chunk_name, holds_manifest, is_part};
 use crate::chunk::ChunkHeader;
 use crate::error::{Error, Result};
 use crate::format::BuiltChunk;
 use crate::publish::{Found, Kind, Partial, first_foreign};
-use crate::sys::{SPILL_PREFIX, Sys, behind_links, directory};
+use crate::sys::{SPILL_PREFIX, Sys, behind_links, directory, each_name};
 use rayon::prelude::*;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
@@ -23,9 +24,9 @@ static STORE: Kind = Kind {
     beside: &["journal", SPILL_PREFIX],
 };
 
-fn look(_: &Sys, path: &Path) -> Result<Found> {
+fn look(sys: &Sys, path: &Path) -> Result<Found> {
     if !holds_manifest(path)? {
-        return Ok(Found::Other("exists and is not a store; name another output".into()));
+        return look_at_parts(sys, path);
     }
     let foreign = first_foreign(path, |name| name.to_str().is_some_and(is_part))?;
     Ok(foreign.map_or(Found::Made, |name| {
@@ -35,13 +36,55 @@ fn look(_: &Sys, path: &Path) -> Result<Found> {
     }))
 }
 
-/// A store being written, in `STORE.partial/store`. The packer may keep its own files beside it. Dropping it removes
-/// `STORE.partial` and everything inside.
+/// The same if `path` may be a divided tensor: a directory with parts and nothing else.
+fn look_at_parts(sys: &Sys, path: &Path) -> Result<Found> {
+    let other = |what: String| Ok(Found::Other(format!("{what}; name another output")));
+    let (mut parts, mut foreign) = (Vec::new(), None);
+    if path.is_dir() {
+        let listed = each_name(path, |name| {
+            if name.to_str().is_some_and(|name| part_of_name(name).is_some()) {
+                parts.push(path.join(name));
+            } else if foreign.is_none() {
+                foreign = Some(name.to_string_lossy().into_owned());
+            }
+            true
+        });
+        listed.map_err(Error::io(path, "read"))?;
+    }
+    if parts.is_empty() {
+        return other("exists and is not a store".into());
+    }
+    if let Some(name) = foreign {
+        return other(format!("holds {name:?}, which is no part of a tensor"));
+    }
+    for part in &parts {
+        let name = part.file_name().unwrap_or_default();
+        if !holds_manifest(part)? {
+            return other(format!("holds {name:?}, which is not a store"));
+        }
+        if let Found::Other(what) = look(sys, part)? {
+            return Ok(Found::Other(format!("its {name:?} {what}")));
+        }
+    }
+    Ok(Found::Made)
+}
+
+/// A store being written, in `STORE.partial/store`, or the stores of a tensor's parts in directories there. The packer may keep its own files
+/// beside it. Dropping it removes `STORE.partial` and everything inside.
 #[derive(Debug)]
 pub struct Staging {
     sys: Sys,
     partial: Partial,
     codec: Codec,
+    /// At least one; chunks are added to the last.
+    stores: Vec<Staged>,
+}
+
+/// A store being written.
+#[derive(Debug, Default)]
+struct Staged {
+    /// The directory in `STORE.partial/store`, for a part.
+    dir: Option<String>,
     headers: Vec<ChunkHeader>,
     entries: Vec<ChunkEntry>,
     /// The partition being written, and its first chunk.
@@ -52,9 +95,9 @@ pub struct Staging {
 /// What was published.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Published {
-    /// The store id.
+    /// The store id, or the digest of a divided tensor.
     pub id: u64,
-    /// Bytes of manifest and chunks.
+    /// Bytes of manifests and chunks.
     pub bytes: u64,
 }
 
@@ -69,8 +112,32 @@ impl Staging {
         }
         let partial = Partial::create(sys, &STORE, target, replace, resume)?;
         partial.create_dir()?;
-        let (headers, entries) = (Vec::new(), Vec::new());
-        Ok(Self { sys: sys.clone(), partial, codec, headers, entries, partition: 0, begun: 0 })
+        Ok(Self { sys: sys.clone(), partial, codec, stores: vec![Staged::default()] })
+    }
+
+    /// Starts the store of part `number`, from 0, of `parts`. Chunks written from now on are its own.
+    pub fn begin_part(&mut self, number: u32, parts: u32) -> Result<()> {
+        let dir = part_name(number, parts);
+        self.sys.create_dir(&self.partial.new_one().join(&dir))?;
+        // Before the first part, nothing has been written.
+        self.stores.retain(|store| store.dir.is_some());
+        self.stores.push(Staged { dir: Some(dir), ..Staged::default() });
+        Ok(())
+    }
+
+    /// The parts begun so far.
+    pub fn parts(&self) -> u32 {
+        let parts = self.stores.iter().filter(|store| store.dir.is_some()).count();
+        u32::try_from(parts).unwrap_or(u32::MAX)
+    }
+
+    fn last(&self) -> &Staged {
+        &self.stores[self.stores.len() - 1]
+    }
+
+    fn last_mut(&mut self) -> &mut Staged {
+        let last = self.stores.len() - 1;
+        &mut self.stores[last]
     }
 
     /// Removes the temporary files that a killed packer left while writing the store at `target`, which is
@@ -81,31 +148,34 @@ impl Staging {
 
     /// Starts the next partition. A partition that gets no chunks is omitted.
     pub fn begin_partition(&mut self) {
-        self.partition += u32::from(self.entries.len() > self.begun);
-        self.begun = self.entries.len();
+        let store = self.last_mut();
+        store.partition += u32::from(store.entries.len() > store.begun);
+        store.begun = store.entries.len();
     }
 
     /// The chunks written so far in the current partition.
     #[must_use]
     pub fn of_partition(&self) -> &[ChunkEntry] {
-        &self.entries[self.begun..]
+        &self.last().entries[self.last().begun..]
     }
 
     /// Writes the next chunks, in parallel.
     pub fn add(&mut self, mut chunks: Vec<BuiltChunk>) -> Result<()> {
         let mut first_nonzero = self.of_partition().last().map_or(0, |e| e.first_nonzero + e.nnz);
-        for (chunk, number) in chunks.iter_mut().zip(self.headers.len()..) {
+        let (store, written) = (self.last(), self.last().headers.len());
+        for (chunk, number) in chunks.iter_mut().zip(written..) {
             chunk.header.number = u32::try_from(number)
                 .map_err(|_| Error::request("more than 2^32 chunks; use a larger `chunk_bytes`"))?;
-            chunk.header.partition = self.partition;
+            chunk.header.partition = store.partition;
             chunk.header.first_nonzero = first_nonzero;
             first_nonzero += u64::from(chunk.header.nnz);
         }
         let written = chunks.into_par_iter().map(|chunk| self.write(chunk));
         let written: Vec<(ChunkHeader, ChunkEntry)> = written.collect::<Result<_>>()?;
+        let store = self.last_mut();
         for (header, entry) in written {
-            self.headers.push(header);
-            self.entries.push(entry);
+            store.headers.push(header);
+            store.entries.push(entry);
         }
         Ok(())
     }
@@ -132,7 +202,7 @@ impl Staging {
         entry.payload_checksum = header.payload_checksum;
         entry.value_encoding = Some(header.codes.value_encoding);
         image.resize(image.len().next_multiple_of(crate::sys::PAGE), 0);
-        let file = self.sys.create(&self.file(&chunk_name(header.number as usize)))?;
+        let file = self.sys.create(&self.file(self.last(), &chunk_name(header.number as usize)))?;
         file.write_all_at(&image, 0)?;
         Ok((header, entry))
     }
@@ -143,51 +213,77 @@ impl Staging {
         self.partial.path()
     }
 
-    /// The chunks so far, as the manifest lists them.
+    /// The chunks so far, as the manifest lists them; of the last part if there are parts.
     #[must_use]
     pub fn entries(&self) -> &[ChunkEntry] {
-        &self.entries
+        &self.last().entries
     }
 
-    /// The current path of the store's file `name`.
-    fn file(&self, name: &str) -> PathBuf {
-        self.partial.new_one().join(name)
+    /// The directory in which a store is written.
+    fn dir_of(&self, store: &Staged) -> PathBuf {
+        let new = self.partial.new_one();
+        store.dir.as_ref().map_or_else(|| new.clone(), |dir| new.join(dir))
     }
 
-    /// Stamps the chunks with the store id, syncs everything, and renames the store to its name. Other files in
-    /// the temporary directory stay until this is dropped. `job`, computed from the store id, is recorded for
-    /// [`crate::publish::finished`].
+    /// The current path of a store's file `name`.
+    fn file(&self, store: &Staged, name: &str) -> PathBuf {
+        self.dir_of(store).join(name)
+    }
+
+    /// Stamps the chunks with the store id, syncs everything, and renames the store, or the directory of all parts, to its name. There is
+    /// a manifest for each part, in order. Other files in the temporary directory stay until this is dropped. `job`, computed from the
+    /// store id, is recorded for [`crate::publish::finished`].
     pub fn publish<J: Serialize>(
-        &mut self,
-        manifest: &Manifest,
+        &self,
+        manifests: &[Manifest],
         provenance: &[u8],
         labels: Option<&NewLabels>,
         job: impl FnOnce(u64) -> J,
     ) -> Result<Published> {
+        assert_eq!(manifests.len(), self.stores.len(), "each store has a manifest");
+        let stores = self.stores.iter().zip(manifests);
+        let finished = stores
+            .map(|(store, manifest)| self.finish(store, manifest, provenance, labels))
+            .collect::<Result<Vec<Published>>>()?;
+        let id = digest_of(&finished.iter().map(|store| store.id).collect::<Vec<u64>>());
+        self.partial.prepare(&job(id))?;
+        self.partial.publish()?;
+        Ok(Published { id, bytes: finished.iter().map(|store| store.bytes).sum() })
+    }
+
+    /// Stamps the chunks of a store, writes its other files, and syncs all of them.
+    fn finish(
+        &self,
+        store: &Staged,
+        manifest: &Manifest,
+        provenance: &[u8],
+        labels: Option<&NewLabels>,
+    ) -> Result<Published> {
         let (bytes, id) = manifest.encode();
-        let headers = std::mem::take(&mut self.headers);
-        headers.into_par_iter().enumerate().try_for_each(|(number, mut header)| {
+        store.headers.par_iter().enumerate().try_for_each(|(number, header)| {
             self.sys.check_cancelled()?;
+            let mut header = header.clone();
             header.store_id = id;
-            let file = self.sys.open_existing(&self.file(&chunk_name(number)))?;
+            let file = self.sys.open_existing(&self.file(store, &chunk_name(number)))?;
             file.write_all_at(&header.encode(), 0)?;
             file.sync()
         })?;
         for mode in 0..labels.map_or(0, |labels| labels.files.len()) {
             if let Some(labels) = labels.filter(|labels| labels.files[mode].is_some()) {
-                let file = self.sys.create(&self.file(&labels::file_name(mode)))?;
+                let file = self.sys.create(&self.file(store, &labels::file_name(mode)))?;
                 labels.copy(mode, &file)?;
                 file.sync()?;
             }
         }
         for (name, contents) in [(MANIFEST, &bytes[..]), (PROVENANCE, provenance)] {
-            let file = self.sys.create(&self.file(name))?;
+            let file = self.sys.create(&self.file(store, name))?;
             file.write_all_at(contents, 0)?;
             file.sync()?;
         }
-        self.partial.prepare(&job(id))?;
-        self.partial.publish()?;
-        let chunk_bytes: u64 = self.entries.iter().map(|e| e.file_bytes).sum();
+        if store.dir.is_some() {
+            self.sys.sync_dir(&self.dir_of(store))?;
+        }
+        let chunk_bytes: u64 = store.entries.iter().map(|e| e.file_bytes).sum();
         Ok(Published { id, bytes: bytes.len() as u64 + chunk_bytes + manifest.label_bytes() })
     }
 }

@@ -73,10 +73,15 @@ struct Packing {
 
 impl Packing {
     fn new(tensor: &Tensor, kind: Kind, chunk_bytes: u64, memory: u64) -> Self {
+        Self::in_parts(tensor, kind, chunk_bytes, (memory, 1))
+    }
+
+    fn in_parts(tensor: &Tensor, kind: Kind, chunk_bytes: u64, (memory, parts): (u64, u32)) -> Self {
         let dir = tempfile::tempdir().unwrap();
         std::fs::create_dir(dir.path().join("out")).unwrap();
         std::fs::write(dir.path().join("t.tns"), tensor.text()).unwrap();
-        let options = PackOptions { memory, ..options(&dir.path().join("out/s"), kind, chunk_bytes) };
+        let options = options(&dir.path().join("out/s"), kind, chunk_bytes);
+        let options = PackOptions { memory, parts, ..options };
         let mut packing = Self { dir, options, wanted: Files::new(), old: None };
         packing.pack(&Sys::default(), &packing.options).unwrap();
         packing.wanted = packing.store();
@@ -98,7 +103,12 @@ impl Packing {
     }
 
     fn store(&self) -> Files {
-        identity(&self.options.target)
+        if self.options.parts == 1 {
+            return identity(&self.options.target);
+        }
+        let mut files = tree(&self.options.target);
+        files.retain(|path, _| path.file_name().is_some_and(|name| name != "provenance.json"));
+        files
     }
 
     fn pack(&self, sys: &Sys, options: &PackOptions) -> Result<PackReport> {
@@ -218,6 +228,17 @@ fn a_store_that_is_replaced_is_the_old_one_or_the_new() {
         let counts = packing.lose_power(&format!("pack --force, {} chunks", packing.chunks()));
         assert!(counts.old > 0 && counts.new > 0 && counts.absent == 0, "{counts:?}");
     }
+}
+
+#[test]
+fn parts_get_their_name_together_or_not_at_all() {
+    let tensor = Tensor::random(&[600, 50, 40], 36_000, 1, values::integer);
+    let counts =
+        Packing::in_parts(&tensor, Kind::Tiled, SMALL_CHUNKS, (0, 3)).lose_power("pack that spills, 3 parts");
+    assert!(counts.resumed > 0 && counts.new > 0, "{counts:?}");
+    let replacing = Packing::in_parts(&large(), Kind::Tiled, SMALL_CHUNKS, (u64::MAX, 2)).replacing();
+    let counts = replacing.lose_power("pack --force, 2 parts");
+    assert!(counts.old > 0 && counts.new > 0 && counts.absent == 0, "{counts:?}");
 }
 
 /// The model shows the need for each sync: without one of them, something is lost or mixed.

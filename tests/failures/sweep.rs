@@ -54,7 +54,7 @@ const fn of_format(name: &'static str, program: &'static str, arguments: &'stati
 
 const SMALL: &str = "64KiB";
 #[rustfmt::skip]
-const CASES: [Case; 27] = [
+const CASES: [Case; 28] = [
     case("pack", "blco-pack", &["t.tns", "-o", "out/s", "--chunk-bytes", SMALL], false, false),
     case("pack, spilling", "blco-pack", &["t.tns", "-o", "out/s", "--memory", "0"], false, false),
     case("pack, spilling, declared dims", "blco-pack",
@@ -86,6 +86,7 @@ const CASES: [Case; 27] = [
     of_format("pack, mmcsf static, spilling", "blco-pack",
         &["u.tns", "-o", "out/s", "--format", "mmcsf", "--assign", "static", "--memory", "0"]),
     of_format("pack, fcoo", "blco-pack", &["u.tns", "-o", "out/s", "--format", "fcoo", "--chunk-bytes", SMALL]),
+    of_format("pack, 3 parts", "blco-pack", &["u.tns", "-o", "out/s", "--split", "3", "--chunk-bytes", SMALL]),
     of_format("run, mmcsf", "blco-run", &["m", "--rank", "2", "--output", "out/results"]),
     of_format("info --verify, csf", "blco-info", &["c", "--verify"]),
     of_format("info --repair, csf", "blco-info", &["damaged-c", "--repair", "out/s"]),

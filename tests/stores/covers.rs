@@ -22,7 +22,7 @@ use blco::internals::sys::Sys;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-fn verified(store: &Store) -> Result<()> {
+pub fn verified(store: &Store) -> Result<()> {
     verify::verify(store, |part, op| {
         let mut backend = HostBackend::new(part, op)?;
         let plan = plan(part, 0, &Limits::default())?;

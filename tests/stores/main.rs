@@ -16,6 +16,7 @@ mod covers;
 mod damage;
 mod false_statistics;
 mod hocfs;
+mod parts;
 mod publication;
 mod repair;
 mod specification;

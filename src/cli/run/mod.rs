@@ -330,7 +330,7 @@ impl Run {
     /// Opens, plans, streams, checks, writes.
     fn mttkrp<T: Real>(&self, sys: &Sys, engine: &Engine, progress: &Bar) -> Result<Report> {
         refuse_dash_for_directory("--output", self.output.as_deref(), "results are files")?;
-        let store = engine.open(&self.store)?;
+        let store = engine.open_together(&self.store)?;
         let shape = store.manifest().shape.clone();
         let modes = parse_modes(&self.modes, &store)?;
         let rank = match &self.factors.factors {

@@ -186,8 +186,8 @@ impl Salvage {
     /// level is a guess, and duplicates are refused unless some occur.
     #[must_use]
     pub fn options(&self, options: PackOptions) -> PackOptions {
-        let PackOptions { format, codec, chunk_bytes, duplicates, labels, .. } = self.options.clone();
-        PackOptions { format, codec, chunk_bytes, duplicates, labels, ..options }
+        let PackOptions { format, codec, chunk_bytes, duplicates, part, labels, .. } = self.options.clone();
+        PackOptions { format, codec, chunk_bytes, duplicates, part, labels, ..options }
     }
 }
 
@@ -313,7 +313,8 @@ fn options(format: FormatOption, codec: Codec, chunk_bytes: u64, may_repeat: boo
 fn known(store: &Store, used: &[Used<'_>]) -> PackOptions {
     let Manifest { codec, chunk_bytes, may_repeat, .. } = *store.manifest();
     let format = FormatOption::of_store(store.whole());
-    options(format, codec, chunk_bytes, may_repeat || repeats(used))
+    let part = store.whole().part.clone();
+    PackOptions { part, ..options(format, codec, chunk_bytes, may_repeat || repeats(used)) }
 }
 
 /// The options suggested by the chunks, of which `first` is the first. All chunks except a store's last one are nearly
