@@ -32,7 +32,7 @@ pub(super) struct TileRows<T> {
     pub rows: Vec<T>,
     /// The sums of the first and the last fiber, which other tiles may continue.
     pub ends: [Vec<f64>; 2],
-    /// The fibers that are complete: the first so many.
+    /// The number of complete fibers. They are the first ones.
     pub complete: usize,
 }
 
