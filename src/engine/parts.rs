@@ -95,7 +95,9 @@ pub(super) fn unite(group: &Group, store: Store) -> Result<Store> {
         )));
     }
     let mut squares = Neumaier::default();
-    facts.iter().for_each(|has| squares.add(has.sum_squares));
+    for has in &facts {
+        squares.add(has.sum_squares);
+    }
     let whole = Whole {
         id: digest_of(&facts.iter().map(|has| has.id).collect::<Vec<u64>>()),
         nnz,
@@ -179,7 +181,9 @@ impl Facts {
     ///
     /// If the bytes are not those of [`Facts::numbers`].
     fn read(bytes: &[u8]) -> Self {
-        let number = |at: usize| u64::from_ne_bytes(std::array::from_fn(|i| bytes[8 * at + i]));
+        let mut numbers = [0u64; NUMBERS];
+        bytemuck::cast_slice_mut(&mut numbers).copy_from_slice(bytes);
+        let number = |at: usize| numbers[at];
         let [sum_squares, value_min, value_max] = [8, 9, 10].map(|at| f64::from_bits(number(at)));
         Self {
             parts: number(0),

@@ -60,10 +60,10 @@ fn look_at_parts(sys: &Sys, path: &Path) -> Result<Found> {
     for part in &parts {
         let name = part.file_name().unwrap_or_default();
         if !holds_manifest(part)? {
-            return other(format!("holds {name:?}, which is not a store"));
+            return other(format!("holds {}, which is not a store", name.display()));
         }
         if let Found::Other(what) = look(sys, part)? {
-            return Ok(Found::Other(format!("its {name:?} {what}")));
+            return Ok(Found::Other(format!("its {} {what}", name.display())));
         }
     }
     Ok(Found::Made)
@@ -126,6 +126,7 @@ impl Staging {
     }
 
     /// The parts begun so far.
+    #[must_use]
     pub fn parts(&self) -> u32 {
         let parts = self.stores.iter().filter(|store| store.dir.is_some()).count();
         u32::try_from(parts).unwrap_or(u32::MAX)

@@ -274,7 +274,7 @@ fn several_passes_have_the_bits_of_one() {
                     let wanted = host.ttm(&store, mode, &matrix).unwrap();
                     let least = longest(&wanted, tensor, mode).max(512);
                     let way = [Way::LARGE, Way::SMALL][(n + mode) % 2]
-                        .in_ranges([nnz / 5, nnz / 2 + 7][(n + mode) / 2 % 2].max(least));
+                        .in_ranges([nnz / 5, nnz / 2 + 7][usize::midpoint(n, mode) % 2].max(least));
                     let (found, passes) = run_passes(device, &store, mode, &matrix, way).unwrap();
                     assert!(found.coordinates == wanted.coordinates, "{what}, {way:?}: coordinates");
                     assert!(bits(&found) == bits(&wanted), "{what}, {way:?}: bits");

@@ -1,5 +1,5 @@
 //! The inner loops over the nonzeros of one tile. [`all_modes`] loads a nonzero's rows once and adds to a row of every
-//! mode; [`one_mode`] adds to a row of one. Each has one body, specialized by order (3, 4 or any), rank (8, 16, 32, 64
+//! mode; [`one_mode`] adds to a row of one. Each has one body, specialized by order, rank (8, 16, 32, 64
 //! or any) and precision. Vectors are explicit ([`Lanes`](crate::dense::Lanes)), because the compiler turned loops over
 //! rows into shuffles and vectors of varying widths. Products and sums are separate operations, so every vector width
 //! gives the same bits.
@@ -80,9 +80,13 @@ pub fn all_modes<T: Real, S: Simd>(simd: S, tile: &Shared<'_, T>, sums: &mut [&m
         return apart(simd, All::<T, 0, 0> { tile, sums });
     }
     match sums.len() {
+        2 => by_rank!(All, [2], tile.stride, simd, { tile, sums }),
         3 => by_rank!(All, [3], tile.stride, simd, { tile, sums }),
         4 => by_rank!(All, [4], tile.stride, simd, { tile, sums }),
-        _ => by_rank!(All, [0], tile.stride, simd, { tile, sums }),
+        5 => by_rank!(All, [5], tile.stride, simd, { tile, sums }),
+        6 => by_rank!(All, [6], tile.stride, simd, { tile, sums }),
+        7 => by_rank!(All, [7], tile.stride, simd, { tile, sums }),
+        _ => by_rank!(All, [8], tile.stride, simd, { tile, sums }),
     }
 }
 

@@ -150,7 +150,9 @@ impl ByCopy {
     /// For a thread whose previous group was `previous`.
     fn take(&mut self, previous: Option<u64>) -> Option<u64> {
         let previous = previous.map(Self::copy);
-        previous.into_iter().for_each(|copy| self.is_taken[copy] = false);
+        if let Some(copy) = previous {
+            self.is_taken[copy] = false;
+        }
         // The last group, which may be incomplete, comes last.
         let last = self.end.checked_sub(1)?;
         let free = |&copy: &usize| !self.is_taken[copy] && self.next[copy] < last;

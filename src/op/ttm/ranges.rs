@@ -130,7 +130,7 @@ impl Cut {
                     break;
                 }
                 Some(range) if range.nnz + nnz <= self.room => {
-                    (range.high, range.nnz) = (high, range.nnz + nnz)
+                    (range.high, range.nnz) = (high, range.nnz + nnz);
                 }
                 _ => self.ranges.push(Range { low, high, nnz }),
             }
