@@ -1,5 +1,6 @@
 //! The host backend: decodes chunks a batch of tiles at a time on the current rayon pool and hands each
-//! batch to an operation. Tiles are decoded once, whatever the operation computes from them.
+//! batch to an operation. Tiles are decoded once, whatever the operation computes from them. An operation may take a whole
+//! chunk instead and decode it itself, as MTTKRP's threads do with the tiles of their groups (`TileRoom`).
 
 use super::Squares;
 use crate::encoding::TILE_NNZ;

@@ -13,8 +13,8 @@
 //! Products are in the precision of the factors, in the order that `kernel` states. Sums are always in f64, so that f32
 //! results keep the small terms of long rows.
 //!
-//! **Threads.** A thread takes the next group, adds up its contributions, and adds these to the results as soon as the
-//! previous group has been added (module `queue`), while they are still in its cache. For modes with lists, all threads
+//! **Threads.** A thread takes the next group, decodes its tiles, adds up its contributions, and adds these to the results
+//! as soon as the previous group has been added (module `queue`), while they are still in its cache. For modes with lists, all threads
 //! sort and add up each complete stretch of nonzeros.
 
 mod covers;
