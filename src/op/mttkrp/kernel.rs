@@ -164,41 +164,33 @@ impl<T: Real, const ORDER: usize, const RANK: usize> WithSimd for All<'_, '_, T,
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        all::<T, S, ORDER, RANK>(simd, self.tile, self.sums);
-    }
-}
-
-#[inline(always)]
-fn all<T: Real, S: Simd, const ORDER: usize, const RANK: usize>(
-    simd: S,
-    tile: &Shared<'_, T>,
-    sums: &mut [&mut [f64]],
-) {
-    let stride = if RANK > 0 { RANK } else { tile.stride };
-    let order = if ORDER > 0 { ORDER } else { sums.len() };
-    let lanes = size_of::<T::Vector<S>>() / size_of::<T>();
-    let places = tile.places.map(|places| places.get(..tile.values.len()).unwrap_or(&[]));
-    for (i, &value) in tile.values.iter().enumerate() {
-        let value = T::splat(simd, T::nearest(value));
-        let mut rows: [&[T::Vector<S>]; ORDER_MAX] = [&[]; ORDER_MAX];
-        let mut row_sums: [&mut [f64]; ORDER_MAX] = std::array::from_fn(|_| &mut [][..]);
-        for (m, (row_sums, sums)) in row_sums.iter_mut().zip(&mut *sums).enumerate().take(order) {
-            rows[m] = T::vectors::<S>(row::<T, RANK>(tile.factors[m], places[m][i], stride));
-            *row_sums = row_mut::<f64, RANK>(sums, places[m][i], stride);
-        }
-        for at in 0..stride / lanes {
-            // The products of the later modes, and of the value and the earlier modes.
-            let mut behind = [value; ORDER_MAX];
-            behind[order - 2] = rows[order - 1][at];
-            for m in (1..order - 1).rev() {
-                behind[m - 1] = T::times(simd, behind[m], rows[m][at]);
+        let Self { tile, sums } = self;
+        let stride = if RANK > 0 { RANK } else { tile.stride };
+        let order = if ORDER > 0 { ORDER } else { sums.len() };
+        let lanes = size_of::<T::Vector<S>>() / size_of::<T>();
+        let places = tile.places.map(|places| places.get(..tile.values.len()).unwrap_or(&[]));
+        for (i, &value) in tile.values.iter().enumerate() {
+            let value = T::splat(simd, T::nearest(value));
+            let mut rows: [&[T::Vector<S>]; ORDER_MAX] = [&[]; ORDER_MAX];
+            let mut row_sums: [&mut [f64]; ORDER_MAX] = std::array::from_fn(|_| &mut [][..]);
+            for (m, (row_sums, sums)) in row_sums.iter_mut().zip(&mut *sums).enumerate().take(order) {
+                rows[m] = T::vectors::<S>(row::<T, RANK>(tile.factors[m], places[m][i], stride));
+                *row_sums = row_mut::<f64, RANK>(sums, places[m][i], stride);
             }
-            let mut before = value;
-            for m in 0..order {
-                let product = if m + 1 < order { T::times(simd, before, behind[m]) } else { before };
-                T::add_to(simd, product, &mut row_sums[m][at * lanes..]);
-                if m + 1 < order {
-                    before = T::times(simd, before, rows[m][at]);
+            for at in 0..stride / lanes {
+                // The products of the later modes, and of the value and the earlier modes.
+                let mut behind = [value; ORDER_MAX];
+                behind[order - 2] = rows[order - 1][at];
+                for m in (1..order - 1).rev() {
+                    behind[m - 1] = T::times(simd, behind[m], rows[m][at]);
+                }
+                let mut before = value;
+                for m in 0..order {
+                    let product = if m + 1 < order { T::times(simd, before, behind[m]) } else { before };
+                    T::add_to(simd, product, &mut row_sums[m][at * lanes..]);
+                    if m + 1 < order {
+                        before = T::times(simd, before, rows[m][at]);
+                    }
                 }
             }
         }
@@ -218,34 +210,26 @@ impl<T: Real, const OTHERS: usize, const BEFORE: usize, const RANK: usize> WithS
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        one::<T, S, OTHERS, BEFORE, RANK>(simd, self.tile, self.sums);
-    }
-}
-
-#[inline(always)]
-fn one<T: Real, S: Simd, const OTHERS: usize, const BEFORE: usize, const RANK: usize>(
-    simd: S,
-    tile: &Single<'_, T>,
-    sums: &mut [f64],
-) {
-    let rank = if RANK > 0 { RANK } else { tile.rank };
-    let stride = if RANK > 0 { stride::<T>(RANK) } else { tile.stride };
-    let (others, split) = if OTHERS > 0 { (OTHERS, BEFORE) } else { (tile.others, tile.before) };
-    let columns = tile.columns.map(|column| column.get(..tile.values.len()).unwrap_or(&[]));
-    for (i, (&value, &place)) in tile.values.iter().zip(tile.places).enumerate() {
-        let value = T::nearest(value);
-        let mut rows: [&[T]; ORDER_MAX] = [&[]; ORDER_MAX];
-        for k in 0..others {
-            rows[k] = row::<T, RANK>(tile.factors[k], columns[k][i], rank);
+        let Self { tile, sums } = self;
+        let rank = if RANK > 0 { RANK } else { tile.rank };
+        let stride = if RANK > 0 { stride::<T>(RANK) } else { tile.stride };
+        let (others, split) = if OTHERS > 0 { (OTHERS, BEFORE) } else { (tile.others, tile.before) };
+        let columns = tile.columns.map(|column| column.get(..tile.values.len()).unwrap_or(&[]));
+        for (i, (&value, &place)) in tile.values.iter().zip(tile.places).enumerate() {
+            let value = T::nearest(value);
+            let mut rows: [&[T]; ORDER_MAX] = [&[]; ORDER_MAX];
+            for k in 0..others {
+                rows[k] = row::<T, RANK>(tile.factors[k], columns[k][i], rank);
+            }
+            add_product(
+                simd,
+                value,
+                &rows[..others],
+                split,
+                rank,
+                &mut sums[place as usize * stride..][..stride],
+            );
         }
-        add_product(
-            simd,
-            value,
-            &rows[..others],
-            split,
-            rank,
-            &mut sums[place as usize * stride..][..stride],
-        );
     }
 }
 
@@ -372,50 +356,41 @@ impl<T: Real, const OTHERS: usize, const BEFORE: usize, const RANK: usize> WithS
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        add_runs::<T, S, OTHERS, BEFORE, RANK>(simd, self.list, self.each, self.sums);
-    }
-}
-
-#[inline(always)]
-fn add_runs<T: Real, S: Simd, const OTHERS: usize, const BEFORE: usize, const RANK: usize>(
-    simd: S,
-    list: &RunList<'_, T>,
-    each: bool,
-    sums: &mut [f64],
-) {
-    let rank = if RANK > 0 { RANK } else { list.rank };
-    let (others, split) = if OTHERS > 0 { (OTHERS, BEFORE) } else { (list.others, list.before) };
-    let columns = list.columns.map(|column| column.get(..list.values.len()).unwrap_or(&[]));
-    let (mut few, mut many) = ([0.0; 64], Vec::new());
-    let apart: &mut [f64] = if RANK > 0 {
-        &mut few[..RANK]
-    } else {
-        many.resize(rank, 0.0);
-        &mut many
-    };
-    let mut at = 0;
-    for (number, run) in (0u32..).zip(list.list) {
-        let sum = row_mut::<f64, RANK>(sums, if each { number } else { run.row }, rank);
-        if run.apart || each {
-            apart.fill(0.0);
+        let Self { list, each, sums } = self;
+        let rank = if RANK > 0 { RANK } else { list.rank };
+        let (others, split) = if OTHERS > 0 { (OTHERS, BEFORE) } else { (list.others, list.before) };
+        let columns = list.columns.map(|column| column.get(..list.values.len()).unwrap_or(&[]));
+        let (mut few, mut many) = ([0.0; 64], Vec::new());
+        let apart: &mut [f64] = if RANK > 0 {
+            &mut few[..RANK]
         } else {
-            apart.copy_from_slice(sum);
-        }
-        for i in at..at + run.nnz as usize {
-            let mut rows: [&[T]; ORDER_MAX] = [&[]; ORDER_MAX];
-            for k in 0..others {
-                if list.far[k] && i + FETCHED < list.values.len() {
-                    prefetch(row::<T, RANK>(list.factors[k], columns[k][i + FETCHED], rank));
-                }
-                rows[k] = row::<T, RANK>(list.factors[k], columns[k][i], rank);
+            many.resize(rank, 0.0);
+            &mut many
+        };
+        let mut at = 0;
+        for (number, run) in (0u32..).zip(list.list) {
+            let sum = row_mut::<f64, RANK>(sums, if each { number } else { run.row }, rank);
+            if run.apart || each {
+                apart.fill(0.0);
+            } else {
+                apart.copy_from_slice(sum);
             }
-            add_product(simd, T::nearest(list.values[i]), &rows[..others], split, rank, apart);
+            for i in at..at + run.nnz as usize {
+                let mut rows: [&[T]; ORDER_MAX] = [&[]; ORDER_MAX];
+                for k in 0..others {
+                    if list.far[k] && i + FETCHED < list.values.len() {
+                        prefetch(row::<T, RANK>(list.factors[k], columns[k][i + FETCHED], rank));
+                    }
+                    rows[k] = row::<T, RANK>(list.factors[k], columns[k][i], rank);
+                }
+                add_product(simd, T::nearest(list.values[i]), &rows[..others], split, rank, apart);
+            }
+            if run.apart && !each {
+                sum.iter_mut().zip(&*apart).for_each(|(sum, x)| *sum += x);
+            } else {
+                sum.copy_from_slice(apart);
+            }
+            at += run.nnz as usize;
         }
-        if run.apart && !each {
-            sum.iter_mut().zip(&*apart).for_each(|(sum, x)| *sum += x);
-        } else {
-            sum.copy_from_slice(apart);
-        }
-        at += run.nnz as usize;
     }
 }
