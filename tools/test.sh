@@ -23,5 +23,5 @@ if [ -d "$nvrtc" ]; then export BLCO_NVRTC_PATH=$nvrtc; fi
 in_front=()
 if env --default-signal=INT,HUP,TERM true 2>/dev/null; then in_front=(env --default-signal=INT,HUP,TERM); fi
 "${in_front[@]}" cargo test "$@"
-# Schedules of the engine's threads; BLCO_SCHEDULES says how many.
-if [ $# = 0 ]; then cargo test --no-default-features --features model --test model; fi
+# Schedules of the engine's threads; BLCO_SCHEDULES says how many. Not optimised: its tensors are tiny.
+if [ $# = 0 ]; then CARGO_PROFILE_DEV_OPT_LEVEL=0 cargo test --no-default-features --features model --test model; fi

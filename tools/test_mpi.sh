@@ -9,7 +9,7 @@ if ! command -v mpirun >/dev/null || ! command -v mpicc >/dev/null; then
     exit 0
 fi
 # Not optimised, which takes a third of the time: what runs here is small.
-CARGO_PROFILE_DEV_OPT_LEVEL=0 cargo build --quiet --bin blco-gen --bin blco-info --bin blco-pack --bin blco-run --bin blco-cpd --features mpi
+CARGO_PROFILE_DEV_OPT_LEVEL=0 cargo build --quiet --bin blco-gen --bin blco-info --bin blco-pack --bin blco-run --bin blco-cpd --no-default-features --features cuda,mpi
 bin=$(realpath "${CARGO_TARGET_DIR:-target}")/debug
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT

