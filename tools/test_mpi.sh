@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Two to four processes on this machine against one process: MTTKRP and CP-ALS to the bit with --deterministic, and within the oracle's
-# bound without, from one store and from parts; and processes that are killed, hang, or have a store or part that is missing, damaged or another.
+# bound without, from one store, from parts, and on GPUs of the mock driver; and processes that are killed, hang, or have a store or part that is missing, damaged or another.
 # Says "skipped" without Open MPI and libclang.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -10,6 +10,7 @@ if ! command -v mpirun >/dev/null || ! command -v mpicc >/dev/null; then
 fi
 # Not optimised, which takes a third of the time: what runs here is small.
 CARGO_PROFILE_DEV_OPT_LEVEL=0 cargo build --quiet --bin blco-gen --bin blco-info --bin blco-pack --bin blco-run --bin blco-cpd --no-default-features --features cuda,mpi
+mock=$(if command -v "${CXX:-g++}" >/dev/null; then tools/make_mock.sh; fi)
 bin=$(realpath "${CARGO_TARGET_DIR:-target}")/debug
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
@@ -37,6 +38,15 @@ four=$(processes -n 4 "${cpd[@]}" --max-iters 6 --output four | fit)
 processes -n 4 "${cpd[@]}" --max-iters 3 --checkpoint c --output three >/dev/null
 two=$(processes -n 2 "${cpd[@]}" --max-iters 6 --checkpoint c --resume --output two | fit)
 [ "$one" = "$two" ] || { echo "one process: $one, resumed: $two"; exit 1; }
+# A GPU for each process, on the mock driver.
+if [ -n "$mock" ]; then
+    on_gpus() { LD_LIBRARY_PATH=$mock:${LD_LIBRARY_PATH:-} BLCO_MOCK_DEVICES=3 processes "$@" --backend cuda; }
+    on_gpus -n 3 "$bin/blco-run" t.blco --check t.tns --threads 1 -q
+    on_gpus -n 2 "$bin/blco-run" t.blco --check t.tns --threads 1 -q --precision f32
+    three=$(on_gpus -n 3 "${cpd[@]}" --max-iters 6 --output gpus | fit)
+    [ "$one" = "$three" ] || { echo "one process: $one, three GPUs: $three"; exit 1; }
+    fails "3 GPUs for 4 processes" on_gpus -n 4 "${cpd[@]}" --output never
+fi
 # With --deterministic, files are those of one process, to the bit.
 same() { diff -r -x "*.json" -x "*.html" "$1" "$2" || { echo "differ: $*"; exit 1; }; }
 "$bin/blco-gen" --dims 9000,30000,300,5 --nnz 40k --skew 2 --seed 3 v.tns

@@ -36,7 +36,7 @@ class Engine:
         Keep each compute thread on a processor.
 
     comm : mpi4py.MPI.Intracomm, optional
-        Processes that compute together, on their CPUs: all of them make an engine with it, open the same store, and make the same calls
+        Processes that compute together, on CPUs or a GPU each: all of them make an engine with it, open the same store, and make the same calls
         of :meth:`Store.mttkrp` and :meth:`Store.cp`, whose results all of them get. Arguments, callbacks and progress are those of
         rank 0. All else each process does by itself.
 

@@ -35,6 +35,9 @@ class Ranks:
         self._comm = pkl5.Intracomm(comm.Dup())
         self._done = MPI.Request.Testall
         self.rank, self.count = int(comm.rank), int(comm.size)
+        machine = comm.Split_type(MPI.COMM_TYPE_SHARED)
+        self.on_machine = int(machine.rank), int(machine.size)
+        machine.Free()
         self.begun = False
 
     def exchange(self, send: tuple[int, Any] | None, receive: tuple[int, Any] | None) -> None:

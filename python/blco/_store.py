@@ -270,7 +270,7 @@ class Store:
             found = [sums for _, sums in results]
             return found[0] if one else found
         if self._ranks:
-            raise ValueError("several ranks compute on their CPUs; give NumPy arrays")
+            raise ValueError("several ranks exchange host memory; give NumPy arrays")
         held = [on_gpu(f"factor {mode}", factor) if is_on_gpu(factor) else np.asarray(factor) for mode, factor in enumerate(given)]
         precisions = {np.dtype(factor.dtype) for factor in held}
         if len(precisions) != 1:

@@ -13,12 +13,15 @@ pub struct Ranks {
     connection: Py<PyAny>,
     rank: usize,
     count: usize,
+    on_machine: (usize, usize),
 }
 
 impl Ranks {
     pub fn new(ranks: &Bound<'_, PyAny>) -> PyResult<Self> {
         let number = |name| ranks.getattr(name)?.extract();
-        Ok(Self { rank: number("rank")?, count: number("count")?, connection: ranks.clone().unbind() })
+        let on_machine = ranks.getattr("on_machine")?.extract()?;
+        let (rank, count) = (number("rank")?, number("count")?);
+        Ok(Self { connection: ranks.clone().unbind(), rank, count, on_machine })
     }
 
     /// One message at most each way.
@@ -46,6 +49,10 @@ impl Links for Ranks {
 
     fn count(&self) -> usize {
         self.count
+    }
+
+    fn on_machine(&self) -> (usize, usize) {
+        self.on_machine
     }
 
     fn exchange(&self, send: Option<(usize, &[u8])>, receive: Option<(usize, &mut [u8])>) -> Result<()> {

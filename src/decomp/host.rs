@@ -6,6 +6,7 @@
 use super::collective::{Collective, Local};
 use super::cp_als::AlsBackend;
 use super::extended::{self, Double};
+use super::members::Share;
 use super::update::{self, Gram, Rule};
 use crate::backend::Squares;
 use crate::backend::host::{HostBackend, HostOp};
@@ -39,7 +40,7 @@ impl<T: Real> HostAls<T> {
     }
 
     /// The same for one of several members, which has the chunks of `store`; `squares` get theirs.
-    pub(super) fn among(
+    pub fn among(
         store: &Store,
         plan: &Plan,
         op: Mttkrp<'static, T>,
@@ -51,26 +52,21 @@ impl<T: Real> HostAls<T> {
         Ok(Self { backend, executor, members })
     }
 
-    /// A pass: the sums of `mode` are those of the chunks that are here.
-    pub(super) fn pass(
-        &mut self,
-        mode: usize,
-        wide: bool,
-        progress: &(dyn Fn(u64) + Sync),
-    ) -> Result<PassReport> {
-        self.backend.op().aim(mode, wide);
-        self.executor.pass(&mut self.backend, progress)
-    }
-
-    /// The sums of the mode that was computed last, which the caller must leave zero.
-    pub(super) fn sums(&mut self) -> &mut [f64] {
-        self.backend.op().sums_and_factor().0
-    }
-
     /// The same for factors of another rank, at most that of the first: [`Mttkrp::with_rank`].
     pub fn with_rank(self, store: &Store, rank: usize, threads: usize) -> Result<Self> {
         let backend = self.backend.try_map(|op| op.with_rank(store, rank, threads))?;
         Ok(Self { backend, ..self })
+    }
+}
+
+impl<T: Real> Share<T> for HostAls<T> {
+    fn pass(&mut self, mode: usize, wide: bool, progress: &(dyn Fn(u64) + Sync)) -> Result<PassReport> {
+        self.backend.op().aim(mode, wide);
+        self.executor.pass(&mut self.backend, progress)
+    }
+
+    fn sums(&mut self) -> &mut [f64] {
+        self.backend.op().sums_and_factor().0
     }
 }
 

@@ -5,18 +5,19 @@
 use super::collective::Collective;
 use super::cp_als::AlsBackend;
 use super::extended::Double;
-use super::host::HostAls;
 use super::update::{Gram, Rule};
 use crate::backend::Squares;
+use crate::backend::device::KernelReport;
+use crate::backend::plan::DevicePlan;
 use crate::dense::{Matrix, Real};
 use crate::error::{Error, Result};
 use crate::members::Group;
-use crate::op::mttkrp::Mttkrp;
 use crate::store::Store;
-use crate::stream::{PassReport, Plan};
+use crate::stream::PassReport;
 use bytemuck::{cast_slice, cast_slice_mut};
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
+use std::fmt::Debug;
 
 /// An order of process 0 to the others. Numbers follow in separate messages.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -41,10 +42,29 @@ pub enum Order {
     Sums,
 }
 
+/// Passes over a process's share of the store, on its CPU or its GPU. Factors and sums are in host memory between them.
+pub trait Share<T: Real>: AlsBackend<T> + Debug + Send {
+    /// A pass: the sums of `mode` are those of this process's chunks.
+    fn pass(&mut self, mode: usize, wide: bool, progress: &(dyn Fn(u64) + Sync)) -> Result<PassReport>;
+
+    /// The sums of the mode that was computed last, which the caller must leave zero.
+    fn sums(&mut self) -> &mut [f64];
+
+    /// The use of a GPU now, and what is smaller than planned.
+    fn used(&self) -> Option<(&DevicePlan, &[String])> {
+        None
+    }
+
+    /// The kernels in use there.
+    fn kernels(&mut self) -> Option<KernelReport> {
+        None
+    }
+}
+
 /// A process's share of the store, and all factors.
 #[derive(Debug)]
 pub struct MembersAls<T: Real> {
-    als: HostAls<T>,
+    als: Box<dyn Share<T>>,
     group: Group,
     dims: Vec<usize>,
     rank: usize,
@@ -54,20 +74,31 @@ pub struct MembersAls<T: Real> {
 }
 
 impl<T: Real> MembersAls<T> {
-    /// A backend for this process's `share` of `store`, by the plan of its passes; `op` is one of [`Mttkrp::alternating`].
+    /// For this process's `share` of `store` and factors of `rank` columns. `passes` makes what computes; it gets the sum of squares that
+    /// a first pass checks, and how to reach the other processes.
     pub fn new(
         (store, share): (&Store, &Store),
-        plan: &Plan,
-        op: Mttkrp<'static, T>,
         rank: usize,
         group: &Group,
+        passes: impl FnOnce(Squares, Box<dyn Collective>) -> Result<Box<dyn Share<T>>>,
     ) -> Result<Self> {
         let squares = Squares::of(store);
         let has_all = share.manifest().nnz == store.manifest().nnz;
         let own = if has_all { squares.clone() } else { squares.part() };
-        let als = HostAls::among(share, plan, op, own, Box::new(group.clone()))?;
+        let als = passes(own, Box::new(group.clone()))?;
         let dims = store.manifest().shape.dims().iter().map(|&dim| dim as usize).collect();
         Ok(Self { als, group: group.clone(), dims, rank, mode: 0, squares: (!has_all).then_some(squares) })
+    }
+
+    /// The use of this process's GPU now, and what is smaller than planned.
+    #[must_use]
+    pub fn used(&self) -> Option<(&DevicePlan, &[String])> {
+        self.als.used()
+    }
+
+    /// The kernels in use there.
+    pub fn kernels(&mut self) -> Option<KernelReport> {
+        self.als.kernels()
     }
 
     /// Sends an order to the others.

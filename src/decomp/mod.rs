@@ -6,8 +6,8 @@
 //!
 //! An [`AlsBackend`] holds the factors and runs the passes: [`host`], or a GPU (`cuda`). Outside a backend, this module
 //! sees only rank x rank matrices. Backends that share a tensor use a [`Collective`](collective::Collective) to add up
-//! sums and exchange updated rows. On the host there is only one member today; several GPUs do the same in their memory
-//! (`devices`).
+//! sums and exchange updated rows: processes ([`members`]), on CPUs or with a GPU each (`hybrid`). Several GPUs of one process do the same in
+//! their memory (`devices`).
 
 pub mod checkpoint;
 pub mod collective;
@@ -18,6 +18,8 @@ pub mod cuda;
 pub mod devices;
 pub mod extended;
 pub mod host;
+#[cfg(feature = "cuda")]
+pub mod hybrid;
 pub mod members;
 mod products;
 mod run;

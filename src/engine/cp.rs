@@ -339,6 +339,7 @@ impl<T: Real> CpSession<T> {
     /// The same if no more decompositions follow. Includes the GPU kernels that were used.
     pub(crate) fn into_plan(self) -> (ExecutionPlan, Option<KernelReport>) {
         let kernels = match self.at {
+            Some((_, Place::Members(mut als))) => als.kernels(),
             #[cfg(feature = "cuda")]
             Some((_, Place::Gpu(mut als))) => Some(als.kernels().clone()),
             #[cfg(feature = "cuda")]
@@ -391,6 +392,11 @@ impl<T: Real> CpSession<T> {
 
     /// Records what is used now.
     fn settle(&mut self) {
+        if let Some((_, Place::Members(als))) = &self.at
+            && let Some(used) = als.used()
+        {
+            self.plan = self.planned.with_used(used);
+        }
         #[cfg(feature = "cuda")]
         if let Some((_, Place::Gpu(als))) = &self.at {
             self.plan = self.planned.with_used(als.allocated());

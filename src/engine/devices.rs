@@ -62,7 +62,8 @@ impl Engine {
         match &self.options().devices {
             Some(DeviceSet::Only(numbers)) if numbers.len() == 1 => numbers[0],
             Some(_) => 0,
-            None => self.options().device_number,
+            // Each process of a machine has one of its own.
+            None => self.options().device_number + self.members().map_or(0, |group| group.on_machine().0),
         }
     }
 

@@ -6,6 +6,7 @@ use crate::backend::devices::Exchange;
 use crate::backend::plan::{DevicePlan, ModeSeconds, Share};
 use crate::dense::Real;
 use crate::error::Result;
+use crate::shape::Shape;
 use crate::store::{Manifest, Store};
 use std::time::Duration;
 
@@ -114,6 +115,36 @@ fn operation<T: Real>(facts: &Facts, store: &Store, demand: &Demand<'_>) -> crat
     } else {
         op::mttkrp::cuda::operation::<T>(shape, modes, rank)
     }
+}
+
+/// Plans the passes of one of several processes, over its share of a store.
+#[cfg(feature = "cuda")]
+pub(super) fn plan_share<T: Real>(
+    gpu: &Gpu,
+    share: &Store,
+    rank: usize,
+    limits: &DeviceLimits,
+) -> Result<DevicePlan> {
+    check_formats(share)?;
+    let operation = crate::decomp::hybrid::operation::<T>(&share.manifest().shape, rank);
+    crate::backend::cuda::plan(gpu, share, operation, limits)
+}
+
+#[cfg(not(feature = "cuda"))]
+#[expect(clippy::extra_unused_type_parameters, reason = "as it is with a GPU")]
+pub(super) fn plan_share<T: Real>(_: &Gpu, _: &Store, _: usize, _: &DeviceLimits) -> Result<DevicePlan> {
+    none()
+}
+
+/// Bytes that such passes hold on the host beside factors.
+#[cfg(feature = "cuda")]
+pub(super) fn share_bytes(shape: &Shape, rank: usize) -> u64 {
+    crate::decomp::hybrid::host_bytes(shape, rank)
+}
+
+#[cfg(not(feature = "cuda"))]
+pub(super) fn share_bytes(_: &Shape, _: usize) -> u64 {
+    0
 }
 
 /// Estimated times of each mode, if a GPU has all of `store`.

@@ -5,14 +5,22 @@
 //! zero never is the negative zero. The rest is the same for any number of processes ([`crate::decomp::collective`]).
 
 use super::parts::unite;
-use super::{Demand, Device, Engine, ExecutionPlan};
+use super::{Demand, Device, Engine, ExecutionPlan, gpu};
+use crate::backend::device::DeviceLimits;
 use crate::backend::devices::cut;
+use crate::backend::plan::DevicePlan;
+use crate::decomp::host::HostAls;
+#[cfg(feature = "cuda")]
+use crate::decomp::hybrid::HybridAls;
 use crate::decomp::members::{MembersAls, Order, tell};
 use crate::dense::{Precision, Real};
 use crate::error::{Error, Result};
 use crate::members::{Group, SCRATCH_BYTES};
 use crate::op::mttkrp::Mttkrp;
+#[cfg(feature = "cuda")]
+use crate::op::mttkrp::cuda::DeviceMttkrp;
 use crate::store::Store;
+use crate::stream::Limits;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
@@ -22,7 +30,7 @@ enum Message {
     /// Hold the parts of a tensor together.
     Unite,
     /// Prepare an operation on factors in f32 or f64, in place of an earlier one.
-    Prepare { rank: usize, single: bool, cp: Option<(u32, u32)> },
+    Prepare { rank: usize, single: bool, on_gpu: bool, cp: Option<(u32, u32)> },
     /// A step of the prepared operation.
     #[serde(untagged)]
     Step(Order),
@@ -57,8 +65,8 @@ impl Engine {
     pub(super) fn share(&self, store: &Store) -> Result<Option<Store>> {
         let Some(group) = self.members() else { return Ok(None) };
         let options = self.options();
-        if options.device == Device::Cuda || options.devices.is_some() {
-            return Err(Error::request("several processes compute on their CPUs; take `Device::Cpu`"));
+        if options.devices.is_some() {
+            return Err(Error::request("each of several processes has one GPU; leave out `devices`"));
         }
         if let Some(part) = &store.whole().part {
             return self.share_of_part(store, part).map(Some);
@@ -75,8 +83,13 @@ impl Engine {
         Ok(Some(store.of_chunks(cut(&nnz, &shares)[group.number()].clone())))
     }
 
-    /// Plans passes over this process's share.
-    pub(super) fn plan_share<T: Real>(&self, share: &Store, demand: &Demand<'_>) -> Result<ExecutionPlan> {
+    /// Plans passes over this process's share, on a device.
+    pub(super) fn plan_share<T: Real>(
+        &self,
+        share: &Store,
+        demand: &Demand<'_>,
+        device: Device,
+    ) -> Result<ExecutionPlan> {
         let manifest = share.whole();
         if self.options().deterministic
             && demand.starts.is_none()
@@ -87,24 +100,52 @@ impl Engine {
                 "{what}, of which several processes use the first; run one process for `deterministic` results"
             )));
         }
-        let limits = self.limits(demand.passes);
-        let bytes = demand.on_cpu.saturating_add(demand.beside_gpu).saturating_add(SCRATCH_BYTES as u64);
+        let of_gpu = demand.beside_gpu.saturating_add(gpu::share_bytes(&manifest.shape, demand.rank));
+        let (device, mut notes) = self.choose_by(device, demand.passes, |limits| {
+            self.check_own_gpu()?;
+            let host_memory = limits.host_memory.saturating_sub(of_gpu);
+            let limits = DeviceLimits { host_memory, ..*limits };
+            gpu::plan_share::<T>(&self.gpu()?, share, demand.rank, &limits)
+        })?;
+        let held = device.as_ref().map_or(0, DevicePlan::held_chunks);
+        let limits = Limits { held, ..self.limits(demand.passes) };
+        let bytes = match &device {
+            Some(plan) => of_gpu.saturating_add(plan.host_bytes),
+            None => demand.on_cpu.saturating_add(demand.beside_gpu),
+        };
+        let bytes = bytes.saturating_add(SCRATCH_BYTES as u64);
         let (host, mode_sorted) = match demand.starts {
-            Some(_) => {
+            Some(_) if device.is_none() => {
                 let (host, copies) = self.plan_mode_sorted(share, demand, bytes, &limits)?;
                 (host, Some(copies))
             }
-            None => (self.plan_host(share, bytes, &limits)?, None),
+            _ => (self.plan_host(share, bytes, &limits)?, None),
         };
         let processes = self.members().map_or(1, Group::count);
         let (chunks, nnz) = (share.manifest().chunks.len(), share.manifest().nnz);
         let of_rows =
             if self.options().deterministic { ", and of every mode a part of the rows" } else { "" };
-        let notes = vec![format!(
-            "{processes} processes compute; this is the plan of process 0: {chunks} chunks, {nnz} nonzeros{of_rows}"
-        )];
+        let on = if device.is_some() { ", each on a GPU of its own" } else { "" };
+        notes.push(format!(
+            "{processes} processes compute{on}; this is the plan of process 0: {chunks} chunks, {nnz} nonzeros{of_rows}"
+        ));
         let made_for = Some(demand.subject::<T>(share));
-        Ok(ExecutionPlan { host, device: None, devices: None, notes, mode_sorted, made_for })
+        Ok(ExecutionPlan { host, device, devices: None, notes, mode_sorted, made_for })
+    }
+
+    /// An error unless there is a GPU for each process of this machine, and processes may use them.
+    fn check_own_gpu(&self) -> Result<()> {
+        if self.options().deterministic {
+            let what = "several processes with GPUs have no `deterministic` results; take `Device::Cpu`";
+            return Err(Error::request(what));
+        }
+        let (_, processes) = self.members().map_or((0, 1), Group::on_machine);
+        let gpus = gpu::count()?.saturating_sub(self.options().device_number);
+        if processes > gpus {
+            let what = format!("this machine has {gpus} GPUs for {processes} processes");
+            return Err(Error::request(format!("{what}; start one for each, or take `Device::Cpu`")));
+        }
+        Ok(())
     }
 
     /// In process 0: prepares passes of all processes. `cp` has the starts and iterations of a decomposition.
@@ -116,7 +157,8 @@ impl Engine {
         plan: &ExecutionPlan,
     ) -> Result<Option<MembersAls<T>>> {
         let (Some(group), Some(share)) = (self.members(), self.share(store)?) else { return Ok(None) };
-        tell(group, &Message::Prepare { rank, single: T::PRECISION == Precision::F32, cp })?;
+        let (single, on_gpu) = (T::PRECISION == Precision::F32, plan.device.is_some());
+        tell(group, &Message::Prepare { rank, single, on_gpu, cp })?;
         self.take_share((store, &share), rank, plan).map(Some)
     }
 
@@ -130,14 +172,24 @@ impl Engine {
         group.agree("store", store.id())?;
         let deterministic = self.options().deterministic;
         group.agree("setting of `deterministic`", u64::from(deterministic))?;
-        let mut op = Mttkrp::alternating(share, rank, plan.host.threads)?;
-        if deterministic {
-            op = op.with_own_rows(group.number(), group.count());
-        }
-        if plan.has_mode_sorted() {
-            op = op.keep_mode_sorted(share)?;
-        }
-        MembersAls::new((store, share), &plan.host, op, rank, group)
+        MembersAls::new((store, share), rank, group, |squares, members| {
+            #[cfg(feature = "cuda")]
+            if let Some(device_plan) = &plan.device {
+                let gpu = &self.gpu()?;
+                let kernels = self.kernels(device_plan);
+                let op = DeviceMttkrp::alternating(gpu, share, rank, &kernels)?.of_several();
+                let plans = (&plan.host, device_plan);
+                return Ok(Box::new(HybridAls::new(gpu, share, plans, (op, rank), squares, members)?));
+            }
+            let mut op = Mttkrp::alternating(share, rank, plan.host.threads)?;
+            if deterministic {
+                op = op.with_own_rows(group.number(), group.count());
+            }
+            if plan.has_mode_sorted() {
+                op = op.keep_mode_sorted(share)?;
+            }
+            Ok(Box::new(HostAls::among(share, &plan.host, op, squares, members)?))
+        })
     }
 
     /// In other processes: follows process 0's orders, with this process's copy of the store, until process 0 ends.
@@ -158,12 +210,13 @@ impl Engine {
                     store = unite(group, store.clone())?;
                     Ok(())
                 }
-                (Message::Prepare { rank, single, cp }, prepared) => {
+                (Message::Prepare { rank, single, on_gpu, cp }, prepared) => {
                     *prepared = None;
+                    let device = if on_gpu { Device::Cuda } else { Device::Cpu };
                     *prepared = Some(if single {
-                        Prepared::F32(Box::new(self.serving(&store, rank, cp)?))
+                        Prepared::F32(Box::new(self.serving(&store, rank, cp, device)?))
                     } else {
-                        Prepared::F64(Box::new(self.serving(&store, rank, cp)?))
+                        Prepared::F64(Box::new(self.serving(&store, rank, cp, device)?))
                     });
                     Ok(())
                 }
@@ -180,7 +233,13 @@ impl Engine {
         self.members().map_or(Ok(()), end_serving)
     }
 
-    fn serving<T: Real>(&self, store: &Store, rank: usize, cp: Option<(u32, u32)>) -> Result<MembersAls<T>> {
+    fn serving<T: Real>(
+        &self,
+        store: &Store,
+        rank: usize,
+        cp: Option<(u32, u32)>,
+        device: Device,
+    ) -> Result<MembersAls<T>> {
         let (manifest, threads) = (store.manifest(), self.threads());
         let modes: Vec<usize> = (0..manifest.shape.order()).collect();
         let demand = match cp {
@@ -188,7 +247,7 @@ impl Engine {
             None => Demand::mttkrp::<T>(store, &modes, rank, threads, 2),
         };
         let Some(share) = self.share(store)? else { return Err(Error::request("one process has no share")) };
-        let plan = self.plan_share::<T>(&share, &demand)?;
+        let plan = self.plan_share::<T>(&share, &demand, device)?;
         self.take_share((store, &share), rank, &plan)
     }
 }

@@ -243,7 +243,7 @@ impl EngineBuilder {
         self
     }
 
-    /// Has several processes compute MTTKRP and CP decompositions together, on their CPUs. Process 0 calls the engine; the others
+    /// Has several processes compute MTTKRP and CP decompositions together, on CPUs or a GPU each. Process 0 calls the engine; the others
     /// call [`Engine::serve`].
     #[doc(hidden)]
     #[must_use]

@@ -138,20 +138,21 @@ impl Engine {
         passes: u32,
         find: impl FnOnce(&Gpu, &DeviceLimits) -> Result<DevicePlan>,
     ) -> Result<Chosen> {
-        self.choose_by(passes, |limits| {
+        self.choose_by(self.options().device, passes, |limits| {
             self.refuse_several()?;
             find(&self.gpu()?, limits)
         })
     }
 
     /// The plan of `find` for GPUs, by the same rule.
-    fn choose_by<P>(
+    pub(super) fn choose_by<P>(
         &self,
+        device: Device,
         passes: u32,
         find: impl FnOnce(&DeviceLimits) -> Result<P>,
     ) -> Result<(Option<P>, Vec<String>)> {
         let options = self.options();
-        let found = match options.device {
+        let found = match device {
             Device::Cpu => return Ok((None, Vec::new())),
             // Without a GPU no note is needed, unless an option was meant for one.
             Device::Auto if !gpu::is_installed() => {
@@ -169,7 +170,7 @@ impl Engine {
         };
         match found {
             Ok(found) => Ok((Some(found), Vec::new())),
-            Err(e) if options.device == Device::Auto => {
+            Err(e) if device == Device::Auto => {
                 self.close_gpu();
                 Ok((None, vec![format!("on the CPU: {e}")]))
             }
@@ -208,7 +209,7 @@ impl Engine {
     /// Plans passes over `store` for an operation on factors.
     pub(crate) fn plan<T: Real>(&self, store: &Store, demand: &Demand<'_>) -> Result<ExecutionPlan> {
         if let Some(share) = self.share(store)? {
-            return self.plan_share::<T>(&share, demand);
+            return self.plan_share::<T>(&share, demand, self.options().device);
         }
         // Each mode is computed from the cover that serves it best; decompositions on the CPU, and several GPUs, read one cover.
         let served = serving_view(store, demand.modes);
@@ -226,7 +227,7 @@ impl Engine {
                     .map(|found| Found::Several(found.into())),
             }
         };
-        let (found, mut notes) = self.choose_by(demand.passes, find)?;
+        let (found, mut notes) = self.choose_by(self.options().device, demand.passes, find)?;
         let made_for = Some(demand.subject::<T>(store));
         let device = match found {
             None => None,

@@ -26,6 +26,9 @@ pub trait Links: Debug + Send + Sync {
     /// The number of all members.
     fn count(&self) -> usize;
 
+    /// The number of this member among those on its machine, in their order, and how many these are.
+    fn on_machine(&self) -> (usize, usize);
+
     /// Sends bytes to a member and receives as many from a member as that one sends. Messages between two members arrive in
     /// order. Without a member, that half is left out.
     ///
@@ -62,6 +65,12 @@ impl Group {
     #[must_use]
     pub fn count(&self) -> usize {
         self.links.count()
+    }
+
+    /// See [`Links::on_machine`].
+    #[must_use]
+    pub fn on_machine(&self) -> (usize, usize) {
+        self.links.on_machine()
     }
 
     /// See [`Links::works`].

@@ -45,6 +45,7 @@ unsafe impl Send for Handles {}
 pub struct Mpi {
     number: usize,
     count: usize,
+    on_machine: (usize, usize),
     /// Never dropped: `finish` ends MPI.
     handles: Mutex<ManuallyDrop<Handles>>,
     /// How often this member has said that it works.
@@ -76,9 +77,11 @@ impl Mpi {
         let world = universe.world();
         let unsigned = |n: i32| usize::try_from(n).unwrap_or(0);
         let (number, count, beats) = (unsigned(world.rank()), unsigned(world.size()), world.duplicate());
+        let machine = world.split_shared(world.rank());
+        let on_machine = (unsigned(machine.rank()), unsigned(machine.size()));
         let handles = Mutex::new(ManuallyDrop::new(Handles { universe: Some(universe), world, beats }));
         let (steps, works, finished) = Default::default();
-        let mpi = Arc::new(Self { number, count, handles, steps, works, finished, timeout });
+        let mpi = Arc::new(Self { number, count, on_machine, handles, steps, works, finished, timeout });
         if count > 1 {
             let heart = Arc::clone(&mpi);
             let failed = |source| Error::Resource { action: "start a thread", source };
@@ -194,6 +197,10 @@ impl Links for Mpi {
 
     fn count(&self) -> usize {
         self.count
+    }
+
+    fn on_machine(&self) -> (usize, usize) {
+        self.on_machine
     }
 
     fn exchange(&self, send: Option<(usize, &[u8])>, receive: Option<(usize, &mut [u8])>) -> Result<()> {

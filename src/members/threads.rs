@@ -38,6 +38,10 @@ impl Links for Thread {
         self.to.len()
     }
 
+    fn on_machine(&self) -> (usize, usize) {
+        (self.number, self.to.len())
+    }
+
     fn exchange(&self, send: Option<(usize, &[u8])>, receive: Option<(usize, &mut [u8])>) -> Result<()> {
         if let Some((to, bytes)) = send {
             self.to[to]

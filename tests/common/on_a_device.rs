@@ -8,6 +8,11 @@ use std::sync::Arc;
 /// Set in the processes that tests start.
 const CHILD: &str = "BLCO_ON_THE_MOCK";
 
+/// Whether a test started this process.
+pub fn is_on_the_mock() -> bool {
+    std::env::var_os(CHILD).is_some()
+}
+
 /// Runs a test on the device, or else test `name` of a module in another process on the mock driver.
 pub fn on_a_device(module: &str, name: &str, test: impl FnOnce(&Arc<Device>)) {
     match (Device::open(0), std::env::var_os(CHILD)) {

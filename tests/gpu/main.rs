@@ -24,6 +24,7 @@ mod cpd;
 mod mode_sorted;
 mod mttkrp;
 mod mutants;
+mod processes;
 mod staging;
 mod ttm;
 mod ttmc;

@@ -1,6 +1,8 @@
 //! MTTKRP's passes by several processes: one pass for each mode. Process 0 gets its sums.
 
 use super::{Passes, Results};
+use crate::backend::device::KernelReport;
+use crate::backend::plan::DevicePlan;
 use crate::decomp::AlsBackend;
 use crate::decomp::members::MembersAls;
 use crate::dense::{FactorView, Matrix, Real, in_device_memory};
@@ -60,5 +62,13 @@ impl<T: Real> Passes<T> for OnProcesses<T> {
 
     fn spans(&self) -> &[Span] {
         &[]
+    }
+
+    fn used(&self) -> Option<(&DevicePlan, &[String])> {
+        self.als.used()
+    }
+
+    fn kernels(&mut self) -> Option<KernelReport> {
+        self.als.kernels()
     }
 }

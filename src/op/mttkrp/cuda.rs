@@ -492,6 +492,35 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
         self.device.stream(true)?.finish(|stream| copies.try_for_each(|(from, to)| stream.copy_in(from, to)))
     }
 
+    /// Copies the factor of `mode` to the device.
+    pub fn put_factor(&mut self, mode: usize, factor: &Matrix<T>) -> Result<()> {
+        let memory = &mut self.factors[mode];
+        match Staging::worth(&self.device, &self.sys, memory.bytes()) {
+            Some(mut staging) => staging.write(memory, factor.data()),
+            None => memory.write(factor.data()),
+        }
+    }
+
+    /// Copies the sums of `mode` after a pass, `dims[mode]` x rank numbers. For one of [`DeviceMttkrp::alternating`] and
+    /// [`DeviceMttkrp::of_several`].
+    pub fn read_sums(&self, mode: usize, sums: &mut [f64]) -> Result<()> {
+        let target = &self.targets[mode];
+        let memory = &self.sums[target.sums];
+        if target.copies > 1 {
+            let mut copies = vec![0.0; sums.len() * target.copies as usize];
+            memory.read(&mut copies)?;
+            sums.fill(0.0);
+            for copy in copies.chunks_exact(sums.len()) {
+                sums.iter_mut().zip(copy).for_each(|(sum, x)| *sum += x);
+            }
+            return Ok(());
+        }
+        match Staging::worth(&self.device, &self.sys, size_of_val(sums) as u64) {
+            Some(mut staging) => staging.read(memory, sums),
+            None => memory.read(sums),
+        }
+    }
+
     /// Copies the results of the last pass to the caller's device memory, `dims[mode]` x rank numbers per mode.
     pub fn copy_results(&self, results: &[DeviceMatrix<T>]) -> Result<()> {
         let to = results.iter().map(|result| foreign(&self.device, result)).collect::<Result<Vec<_>>>()?;

@@ -1,0 +1,141 @@
+//! Establishes that processes with a GPU each compute together what one CPU does, within rounding: MTTKRP and decompositions, in both
+//! precisions, from several formats; and what they refuse. Threads stand for processes. On the mock driver, which has three GPUs.
+
+use crate::common::{Kind, SMALL_CHUNKS, Tensor, options, packed, values};
+use crate::on_a_device::{is_on_the_mock, on_the_mock};
+use blco::internals::dense::seeded_factors;
+use blco::internals::members::threads;
+use blco::internals::sys::Sys;
+use blco::{Cp, Device, Engine, ExecutionPlan, Links, Matrix, Modes, Real, Result, Store};
+use std::path::Path;
+use std::sync::Arc;
+use std::thread::scope;
+use std::time::Duration;
+
+const GPUS: usize = 3;
+const RANK: usize = 6;
+
+/// Runs this test's function in a process whose driver has three GPUs.
+fn with_gpus(name: &str, test: impl FnOnce()) {
+    if is_on_the_mock() {
+        return test();
+    }
+    if std::env::var_os("BLCO_MOCK_CUDA").is_none() {
+        eprintln!("skipped: no mock driver");
+        return;
+    }
+    let output = on_the_mock(module_path!(), name, &[("BLCO_MOCK_DEVICES", &GPUS.to_string())]);
+    let (text, said) = (String::from_utf8_lossy(&output.stderr), String::from_utf8_lossy(&output.stdout));
+    assert!(output.status.success() && said.contains("ok. 1 passed"), "{said}\n{text}");
+}
+
+/// What process 0 makes of a store with `count` processes on one machine.
+fn together<R: Send>(
+    count: usize,
+    store: &Path,
+    options: (Device, bool),
+    work: impl Fn(&Engine, &Store) -> Result<R> + Sync,
+) -> Result<R> {
+    let run = |links: Arc<dyn Links>| -> Result<Option<R>> {
+        let number = links.number();
+        let builder = Engine::builder().device(options.0).deterministic(options.1).compile_kernels(false);
+        let engine = builder.threads(1).links(links).build()?;
+        if number > 0 {
+            return engine.serve(store).map(|()| None);
+        }
+        let made = work(&engine, &engine.open(store)?)?;
+        engine.end_serving().map(|()| Some(made))
+    };
+    let ended: Vec<Result<Option<R>>> = scope(|scope| {
+        let run = &run;
+        let members = threads::links(count, Duration::from_secs(60));
+        let started: Vec<_> = members.into_iter().map(|links| scope.spawn(move || run(links))).collect();
+        started.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    let mut made = None;
+    for end in ended {
+        made = made.or(end?);
+    }
+    Ok(made.expect("process 0 made it"))
+}
+
+fn close<T: Real>(wanted: &Matrix<T>, found: &Matrix<T>, bound: f64) {
+    let pairs = || wanted.data().iter().zip(found.data()).map(|(a, b)| (a.widen(), b.widen()));
+    let largest = pairs().fold(0.0, |largest: f64, (a, _)| largest.max(a.abs()));
+    let apart = pairs().fold(0.0, |apart: f64, (a, b)| apart.max((a - b).abs()));
+    assert!(wanted.data().len() == found.data().len() && apart <= bound * largest, "{apart:e} of {largest:e}");
+}
+
+fn check<T: Real>(tensor: &Tensor, kind: Kind, count: usize) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    let shape = packed(tensor, &options(&path, kind, SMALL_CHUNKS)).manifest().shape.clone();
+    let factors: Vec<Matrix<T>> = seeded_factors(&Sys::default(), &shape, RANK, 1).unwrap();
+    let one = Engine::builder().device(Device::Cpu).threads(2).build().unwrap();
+    let whole = one.open(&path).unwrap();
+    let bound = if size_of::<T>() == 8 { 1e-12 } else { 1e-4 };
+    let is_on_gpu = |plan: &ExecutionPlan| assert!(plan.device().is_some(), "{:?}", plan.notes());
+    for modes in [Modes::All, Modes::Only(&[2, 0])] {
+        let wanted = one.mttkrp(&whole, &factors, modes).unwrap();
+        let found = together(count, &path, (Device::Cuda, false), |engine, store| {
+            let plan = engine.plan_mttkrp::<T>(store, RANK, modes, 3)?;
+            let mut session = engine.prepare_mttkrp::<T>(store, RANK, modes, plan)?;
+            is_on_gpu(session.plan());
+            session.mttkrp(&factors)?;
+            session.mttkrp(&factors)
+        });
+        for ((mode, wanted), (of, found)) in wanted.iter().zip(&found.unwrap()) {
+            assert_eq!(mode, of);
+            close(wanted, found, bound);
+        }
+    }
+    for nonneg in [false, true] {
+        let cp = Cp::rank(4).max_iters(5).tol(0.0).nonneg(nonneg);
+        let wanted = one.cp_als::<T>(&whole, &cp).unwrap();
+        let found = together(count, &path, (Device::Cuda, false), |engine, store| {
+            is_on_gpu(&engine.plan_cp_als::<T>(store, &cp)?);
+            engine.cp_als::<T>(store, &cp)
+        });
+        let apart = (wanted.fit() - found.unwrap().fit()).abs();
+        assert!(apart <= bound, "fits differ by {apart:e}");
+    }
+}
+
+#[test]
+fn they_compute_what_one_does() {
+    with_gpus("they_compute_what_one_does", || {
+        // Modes with several copies of their sums, and a long one.
+        let tensor = Tensor::random(&[60, 900, 17], 30_000, 3, values::fraction);
+        for (count, kind) in [(2, Kind::Tiled), (3, Kind::Raw), (3, Kind::CsfAll)] {
+            check::<f64>(&tensor, kind, count);
+            check::<f32>(&tensor, kind, count);
+        }
+        check::<f64>(&Tensor::random(&[40, 30, 20, 300], 30_000, 4, values::fraction), Kind::Tiled, 3);
+    });
+}
+
+#[test]
+fn each_has_a_gpu_of_its_own() {
+    with_gpus("each_has_a_gpu_of_its_own", || {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let tensor = Tensor::random(&[60, 900, 17], 30_000, 3, values::fraction);
+        packed(&tensor, &options(&path, Kind::Tiled, SMALL_CHUNKS));
+        let plan = |count, options| {
+            together(count, &path, options, |engine, store| engine.plan_cp_als::<f64>(store, &Cp::rank(4)))
+        };
+        let said = |result: Result<ExecutionPlan>| result.map(drop).unwrap_err().to_string();
+        let too_few = said(plan(GPUS + 1, (Device::Cuda, false)));
+        assert!(too_few.starts_with("this machine has 3 GPUs for 4 processes"), "{too_few}");
+        let exact = said(plan(2, (Device::Cuda, true)));
+        assert!(exact.contains("no `deterministic` results"), "{exact}");
+        // Without being asked for one, they compute on CPUs.
+        for (count, deterministic) in [(GPUS + 1, false), (2, true)] {
+            let plan = plan(count, (Device::Auto, deterministic)).unwrap();
+            assert!(plan.device().is_none());
+        }
+        let plan = plan(2, (Device::Auto, false)).unwrap();
+        let notes = plan.notes().join("; ");
+        assert!(plan.device().is_some() && notes.contains("each on a GPU of its own"), "{notes}");
+    });
+}
