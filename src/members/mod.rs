@@ -11,12 +11,16 @@ pub mod threads;
 
 use crate::error::{Error, Result};
 use bytemuck::{cast_slice, cast_slice_mut};
+use rayon::prelude::*;
 use std::fmt::Debug;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Bytes of the other members' sums that a member holds while it adds them up.
+/// The most bytes of the members' sums that a member holds while it adds them up, and the most of each member's, which a cache holds.
 pub const SCRATCH_BYTES: usize = 32 << 20;
+const SLICE_BYTES: usize = 1 << 20;
+/// Numbers that one thread adds up or clears at a time.
+const PIECE: usize = 8 << 10;
 
 /// Connects members, each of which makes the same calls in the same order.
 pub trait Links: Debug + Send + Sync {
@@ -138,12 +142,13 @@ impl Group {
     }
 
     /// Replaces the numbers `own` of `sums`, this member's range, by the sums over all members; the others become zero. Ranges
-    /// of the members ascend and cover all numbers.
+    /// of the members ascend and cover all numbers. Adds on the current rayon pool.
     pub fn reduce_scatter(&self, sums: &mut [f64], own: Range<usize>) -> Result<()> {
         let (number, count) = (self.number(), self.count());
         let ranges = self.ranges(&own)?;
         let longest = ranges.iter().map(Range::len).max().unwrap_or(0);
-        let slice = (SCRATCH_BYTES / size_of::<f64>() / count).clamp(1, longest.max(1));
+        let slice = SLICE_BYTES.min(SCRATCH_BYTES / count) / size_of::<f64>();
+        let slice = slice.clamp(1, longest.max(1));
         let mut received = vec![vec![0.0; slice]; count];
         for at in (0..longest).step_by(slice) {
             let part = |of: &Range<usize>| (of.start + at).min(of.end)..(of.start + at + slice).min(of.end);
@@ -154,14 +159,17 @@ impl Group {
                 self.links.exchange(Some((to, send)), Some((from, into)))?;
             }
             received[number][..mine.len()].copy_from_slice(&sums[mine.clone()]);
-            let sums = &mut sums[mine];
-            sums.copy_from_slice(&received[0][..sums.len()]);
-            for other in &received[1..] {
-                sums.iter_mut().zip(other).for_each(|(sum, x)| *sum += x);
-            }
+            sums[mine].par_chunks_mut(PIECE).enumerate().for_each(|(i, sums)| {
+                sums.copy_from_slice(&received[0][i * PIECE..][..sums.len()]);
+                for other in &received[1..] {
+                    sums.iter_mut().zip(&other[i * PIECE..]).for_each(|(sum, x)| *sum += x);
+                }
+            });
         }
-        sums[..own.start].fill(0.0);
-        sums[own.end..].fill(0.0);
+        let (before, behind) = sums.split_at_mut(own.end);
+        for others in [&mut before[..own.start], behind] {
+            others.par_chunks_mut(PIECE).for_each(|sums| sums.fill(0.0));
+        }
         Ok(())
     }
 

@@ -6,7 +6,8 @@
 //!
 //! **Threads.** Calls come from the computing thread and from the one of the heartbeat. A lock serializes them; none blocks,
 //! so that neither waits for the other. A wait looks again and again, with pauses that get longer: members that wait leave
-//! the processor to those that work.
+//! the processor to those that work. Bytes move while MPI is called, though, and pauses would slow them down. So both sides of a large
+//! transfer first tell each other that they are there, with pauses, and then look without pauses.
 
 #![expect(
     unsafe_code,
@@ -27,6 +28,8 @@ use std::time::{Duration, Instant};
 
 /// Bytes of a message at most: MPI counts in 31 bits.
 const MESSAGE_BYTES: usize = 1 << 30;
+/// Transfers from this many bytes on are large.
+const LARGE: usize = 64 << 10;
 /// The longest pause between two looks.
 const PAUSE: Duration = Duration::from_micros(500);
 
@@ -167,15 +170,38 @@ impl Mpi {
         }
     }
 
+    /// Sends bytes to members and receives from members. Waits, with pauses or without.
+    fn transfer(&self, sends: &[(usize, &[u8])], receives: Vec<(usize, &mut [u8])>, pauses: bool) {
+        mpi::request::scope(|scope| {
+            let mut requests = Vec::new();
+            for (to, bytes) in sends {
+                for part in bytes.chunks(MESSAGE_BYTES) {
+                    requests.push(self.with(|handles| {
+                        handles.world.process_at_rank(rank(*to)).immediate_send(scope, part)
+                    }));
+                }
+            }
+            let mut awaited = Vec::new();
+            for (from, bytes) in receives {
+                for part in bytes.chunks_mut(MESSAGE_BYTES) {
+                    awaited.push(self.with(|handles| {
+                        handles.world.process_at_rank(rank(from)).immediate_receive_into(scope, part)
+                    }));
+                }
+            }
+            awaited.into_iter().chain(requests).for_each(|request| self.wait(request, pauses));
+        });
+    }
+
     /// Waits until this request is done.
-    fn wait<'a, S: Scope<'a>>(&self, mut request: Request<'a, [u8], S>) {
+    fn wait<'a, S: Scope<'a>>(&self, mut request: Request<'a, [u8], S>, pauses: bool) {
         let mut pause = Duration::ZERO;
         loop {
             request = match self.with(|_| request.test()) {
                 Ok(_) => return,
                 Err(request) => request,
             };
-            if pause.is_zero() {
+            if pause.is_zero() || !pauses {
                 std::thread::yield_now();
             } else {
                 std::thread::sleep(pause);
@@ -205,27 +231,14 @@ impl Links for Mpi {
 
     fn exchange(&self, send: Option<(usize, &[u8])>, receive: Option<(usize, &mut [u8])>) -> Result<()> {
         let works = self.works.swap(false, Ordering::Relaxed);
-        mpi::request::scope(|scope| {
-            let mut requests = Vec::new();
-            if let Some((to, bytes)) = send {
-                for part in bytes.chunks(MESSAGE_BYTES) {
-                    requests.push(
-                        self.with(|handles| {
-                            handles.world.process_at_rank(rank(to)).immediate_send(scope, part)
-                        }),
-                    );
-                }
-            }
-            let mut awaited = Vec::new();
-            if let Some((from, bytes)) = receive {
-                for part in bytes.chunks_mut(MESSAGE_BYTES) {
-                    awaited.push(self.with(|handles| {
-                        handles.world.process_at_rank(rank(from)).immediate_receive_into(scope, part)
-                    }));
-                }
-            }
-            awaited.into_iter().chain(requests).for_each(|request| self.wait(request));
-        });
+        let sizes = send.iter().map(|(to, bytes)| (*to, bytes.len()));
+        let sizes = sizes.chain(receive.iter().map(|(from, bytes)| (*from, bytes.len())));
+        let large: Vec<usize> =
+            sizes.filter(|(_, bytes)| *bytes >= LARGE).map(|(member, _)| member).collect();
+        let mut there = vec![0; large.len()];
+        let from = large.iter().copied().zip(there.chunks_mut(1)).collect();
+        self.transfer(&large.iter().map(|&member| (member, &[0][..])).collect::<Vec<_>>(), from, true);
+        self.transfer(send.as_slice(), receive.into_iter().collect(), large.is_empty());
         self.steps.fetch_add(1, Ordering::Relaxed);
         self.works.store(works, Ordering::Relaxed);
         Ok(())

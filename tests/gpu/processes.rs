@@ -63,7 +63,10 @@ fn close<T: Real>(wanted: &Matrix<T>, found: &Matrix<T>, bound: f64) {
     let pairs = || wanted.data().iter().zip(found.data()).map(|(a, b)| (a.widen(), b.widen()));
     let largest = pairs().fold(0.0, |largest: f64, (a, _)| largest.max(a.abs()));
     let apart = pairs().fold(0.0, |apart: f64, (a, b)| apart.max((a - b).abs()));
-    assert!(wanted.data().len() == found.data().len() && apart <= bound * largest, "{apart:e} of {largest:e}");
+    assert!(
+        wanted.data().len() == found.data().len() && apart <= bound * largest,
+        "{apart:e} of {largest:e}"
+    );
 }
 
 fn check<T: Real>(tensor: &Tensor, kind: Kind, count: usize) {
