@@ -71,7 +71,7 @@ pub enum DeviceOrder {
     /// For each mode, what takes less time over the passes that are to come.
     #[default]
     Auto,
-    /// The store's.
+    /// The store's. On a CPU, sums grow along the trees of a format that has them, with other last bits.
     Store,
     /// A copy sorted by row for each mode, where memory allows.
     Target,

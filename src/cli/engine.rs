@@ -47,8 +47,9 @@ pub struct EngineArgs {
     /// Use at most this much memory [default: the available memory, half of it for data kept between passes]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub memory: Option<u64>,
-    /// Order of nonzeros if there are several passes. store: the store's. target: a copy sorted by row for each target mode, in GPU or
-    /// host memory. host: the same, with a GPU's copies in host memory. auto: the one expected to be fastest
+    /// Order of nonzeros. store: the store's; on a CPU, sums then grow along the trees of `csf` and its kin, with other last bits.
+    /// target: if there are several passes, a copy sorted by row for each target mode, in GPU or host memory. host: the same, with
+    /// a GPU's copies in host memory. auto: the one expected to be fastest
     #[arg(long, default_value = "auto", value_parser = one_of(ORDERS))]
     device_order: DeviceOrder,
     /// Give the same bits in every run on a GPU. For this, mode-sorted copies of all nonzeros must fit into GPU memory. On the CPU,

@@ -158,6 +158,7 @@ impl Engine {
     ) -> Result<Demand<'a>> {
         cp.check()?;
         let count = (cp.starts, cp.max_iters);
+        let store = &self.options().on_cpu(store);
         Ok(Demand::cp_als::<T>(store.manifest(), modes, cp.settings.rank, self.threads(), count))
     }
 
@@ -252,6 +253,7 @@ impl Engine {
             let als = DeviceAls::new(gpu, store, (&plan.host, device_plan), op, rank, cp.settings.nonneg)?;
             return Ok(Place::Gpu(Box::new(als)));
         }
+        let store = &self.options().on_cpu(store);
         let mut op = Mttkrp::alternating(store, rank, plan.host.threads)?;
         if plan.has_mode_sorted() {
             op = op.keep_mode_sorted(store)?;
@@ -269,7 +271,10 @@ impl Engine {
     ) -> Result<Place<T>> {
         let rank = cp.settings.rank;
         match place {
-            Place::Host(als) => Ok(Place::Host(Box::new(als.with_rank(store, rank, plan.host.threads)?))),
+            Place::Host(als) => {
+                let als = als.with_rank(&self.options().on_cpu(store), rank, plan.host.threads)?;
+                Ok(Place::Host(Box::new(als)))
+            }
             Place::Members(als) => {
                 drop(als);
                 self.place(store, cp, plan)

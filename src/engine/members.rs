@@ -68,6 +68,7 @@ impl Engine {
         if options.devices.is_some() {
             return Err(Error::request("each of several processes has one GPU; leave out `devices`"));
         }
+        let store = &options.on_cpu(store);
         if let Some(part) = &store.whole().part {
             return self.share_of_part(store, part).map(Some);
         }
@@ -240,11 +241,12 @@ impl Engine {
         cp: Option<(u32, u32)>,
         device: Device,
     ) -> Result<MembersAls<T>> {
-        let (manifest, threads) = (store.manifest(), self.threads());
+        let cover = &self.options().on_cpu(store);
+        let (manifest, threads) = (cover.manifest(), self.threads());
         let modes: Vec<usize> = (0..manifest.shape.order()).collect();
         let demand = match cp {
             Some(count) => Demand::cp_als::<T>(manifest, &modes, rank, threads, count),
-            None => Demand::mttkrp::<T>(store, &modes, rank, threads, 2),
+            None => Demand::mttkrp::<T>(cover, &modes, rank, threads, 2),
         };
         let Some(share) = self.share(store)? else { return Err(Error::request("one process has no share")) };
         let plan = self.plan_share::<T>(&share, &demand, device)?;

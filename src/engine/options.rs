@@ -4,6 +4,7 @@ use super::devices::DeviceSet;
 use crate::backend::device::{DeviceOrder, MttkrpVariant, TtvVariant};
 use crate::backend::devices::Divide;
 use crate::backend::host::Vectors;
+use crate::store::Store;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -65,4 +66,13 @@ pub struct Options {
     pub temp_dir: Option<PathBuf>,
     /// The widest vector instructions to use. Results do not depend on them.
     pub vectors: Vectors,
+}
+
+impl Options {
+    /// What MTTKRP on the CPU reads of a store: one cover, whose nonzeros are multiplied one by one. In the store's order, if that was asked
+    /// for, sums grow along its trees instead.
+    #[must_use]
+    pub fn on_cpu(&self, store: &Store) -> Store {
+        if self.device_order == DeviceOrder::Store { store.clone() } else { store.flat() }
+    }
 }

@@ -254,7 +254,11 @@ impl Engine {
             Some(plan) => demand.beside_gpu.saturating_add(plan.host_bytes),
             None => demand.on_cpu,
         };
-        let store = if device.is_none() && demand.starts.is_some() { store } else { &served };
+        let store = &match (&device, demand.starts) {
+            (Some(_), _) => served,
+            (None, Some(_)) => self.options().on_cpu(store),
+            (None, None) => serving_view(&self.options().on_cpu(store), demand.modes),
+        };
         if device.is_none() && demand.passes > 1 {
             let (host, mode_sorted) = self.plan_mode_sorted(store, demand, bytes, &limits)?;
             let (devices, mode_sorted) = (None, Some(mode_sorted));

@@ -93,13 +93,17 @@ impl FormatRecord {
 
 /// A format with its parameters. Two formats are equal if manifests record the same for both.
 #[derive(Clone, Debug)]
-pub struct Format(Arc<dyn ChunkFormat>);
+pub struct Format {
+    of: Arc<dyn ChunkFormat>,
+    /// Whether sums along its tree are not used.
+    is_flat: bool,
+}
 
 impl Format {
     /// Wraps a format.
     #[must_use]
     pub fn new(format: impl ChunkFormat) -> Self {
-        Self(Arc::new(format))
+        Self { of: Arc::new(format), is_flat: false }
     }
 
     /// BLCO: linearized coordinates with interleaved bits of the modes.
@@ -127,6 +131,20 @@ impl Format {
         self.record().bit_layout(shape)
     }
 
+    /// The order of modes of the tree along which the CPU adds up sums. `None` multiplies out each nonzero.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn traversal(&self) -> Option<ModeOrder> {
+        self.of.traversal().filter(|_| !self.is_flat)
+    }
+
+    /// The same, of which the CPU multiplies out each nonzero.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn flat(self) -> Self {
+        Self { is_flat: true, ..self }
+    }
+
     /// The modes of a tree's levels, if chunks hold trees.
     #[must_use]
     pub fn tree_levels(&self) -> Option<ModeOrder> {
@@ -138,7 +156,7 @@ impl Deref for Format {
     type Target = dyn ChunkFormat;
 
     fn deref(&self) -> &Self::Target {
-        &*self.0
+        &*self.of
     }
 }
 

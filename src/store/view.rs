@@ -41,6 +41,26 @@ impl Store {
         self.of_covers((0..self.whole.partitions.len()).map(|partition| vec![partition]))
     }
 
+    /// The first cover as the whole store, of which the CPU multiplies out each nonzero, without sums along trees. The store itself if it has
+    /// nothing else, or if the partitions of that cover are not the first ones.
+    #[must_use]
+    pub fn flat(&self) -> Self {
+        let (cover, is_one) = (self.whole.cover(0), self.whole.covers() == 1);
+        let has_trees = cover.iter().any(|&p| self.whole.partitions[p].format.traversal().is_some());
+        if is_one && !has_trees || cover.iter().enumerate().any(|(i, &partition)| i != partition) {
+            return self.clone();
+        }
+        if is_one {
+            let whole = Arc::new((*self.whole).clone().flat());
+            let is_whole = Arc::ptr_eq(&self.whole, &self.manifest);
+            let manifest =
+                if is_whole { Arc::clone(&whole) } else { Arc::new((*self.manifest).clone().flat()) };
+            return Self { whole, manifest, ..self.clone() };
+        }
+        let whole = Arc::new(self.whole.select(&cover).flat());
+        Self { manifest: Arc::clone(&whole), whole, ..self.view(&[0]) }
+    }
+
     fn of_covers(&self, covers: impl Iterator<Item = Vec<usize>>) -> Self {
         let mut first = Vec::with_capacity(self.whole.partitions.len());
         let mut end = 0;

@@ -10,7 +10,7 @@ use blco::internals::op::mttkrp::{Mttkrp, Strategy, strategies};
 use blco::internals::store::Store;
 use blco::internals::stream::{Executor, Limits, plan};
 use blco::internals::sys::Sys;
-use blco::{Device, Engine, Modes};
+use blco::{Device, DeviceOrder, Engine, Modes};
 use std::ops::Range;
 
 const THREADS: [usize; 7] = [1, 2, 3, 5, 8, 16, 64];
@@ -248,6 +248,47 @@ fn sessions_compute_from_copies_where_these_pay() {
             .unwrap();
         for (result, (_, wanted)) in results.iter().zip(&wanted) {
             assert!(result.iter().map(|x| x.to_bits()).eq(wanted.iter().copied()), "seed {seed}");
+        }
+    }
+}
+
+/// Stores with trees, also with one for each mode, are computed nonzero by nonzero, so copies, threads and other modes change no bits. Along
+/// trees, if these are asked for, results agree.
+#[test]
+fn stores_with_trees_have_copies_too() {
+    let tensor = skewed(&[20_000, 9000, 60], 60_000);
+    for kind in [Kind::CsfAll, Kind::CsfOne, Kind::Hbcsf, Kind::Mmcsf, Kind::FcooMttkrp] {
+        let dir = tempfile::tempdir().unwrap();
+        let target = dir.path().join("s");
+        packed(&tensor, &options(&target, kind, SMALL_CHUNKS));
+        let engine = |threads, order| {
+            Engine::builder().device(Device::Cpu).threads(threads).device_order(order).build().unwrap()
+        };
+        let one = engine(1, DeviceOrder::Auto);
+        let store = one.open(&target).unwrap();
+        let factors: Vec<Matrix<f64>> =
+            seeded_factors(&Sys::default(), &store.manifest().shape, 32, 3).unwrap();
+        let wanted = one.mttkrp(&store, &factors, Modes::All).unwrap();
+        for threads in [2, 5] {
+            let engine = engine(threads, DeviceOrder::Auto);
+            let plan = engine.plan_mttkrp::<f64>(&store, 32, Modes::All, 40).unwrap();
+            assert!(plan.mode_sorted().unwrap().built, "{kind:?}");
+            let mut session = engine.prepare_mttkrp::<f64>(&store, 32, Modes::All, plan).unwrap();
+            for pass in 0..3 {
+                assert!(
+                    bits(&session.mttkrp(&factors).unwrap()) == bits(&wanted),
+                    "{kind:?}, {threads} threads"
+                );
+                assert_eq!(session.passes()[0].bytes == 0, pass > 0);
+            }
+            let alone = engine.mttkrp(&store, &factors, Modes::Only(&[1])).unwrap();
+            assert!(bits(&alone) == bits(&wanted[1..2]), "{kind:?}, {threads} threads, a mode alone");
+        }
+        let along = engine(2, DeviceOrder::Store).mttkrp(&store, &factors, Modes::All).unwrap();
+        for ((_, wanted), (mode, found)) in wanted.iter().zip(&along) {
+            let largest = wanted.data().iter().fold(0.0, |largest: f64, x| largest.max(x.abs()));
+            let near = |(a, b): (&f64, &f64)| (a - b).abs() <= 1e-11 * largest;
+            assert!(wanted.data().iter().zip(found.data()).all(near), "{kind:?}, mode {mode} along trees");
         }
     }
 }

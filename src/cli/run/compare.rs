@@ -167,7 +167,7 @@ fn plan<T: Real>(
     (held, reading): (u64, u64),
 ) -> Result<crate::engine::ExecutionPlan> {
     let shape = &store.manifest().shape;
-    let demand = Demand::mttkrp::<T>(store, modes, rank, engine.threads(), repeat);
+    let demand = engine.mttkrp_demand::<T>(store, modes, rank, repeat);
     let demand = demand.checked::<T>(shape, held + reading);
     let (on_cpu, beside_gpu) = (demand.on_cpu + held, demand.beside_gpu + held);
     engine.plan::<T>(store, &Demand { on_cpu, beside_gpu, ..demand })

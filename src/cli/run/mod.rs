@@ -20,7 +20,7 @@ use crate::coo::Source;
 use crate::dense::{
     FactorView, Matrix, Precision, Real, factors_rank, load_factors, mode_file, seeded_factors,
 };
-use crate::engine::{Demand, Engine, MttkrpSession, chain};
+use crate::engine::{Engine, MttkrpSession, chain};
 use crate::error::{Error, Result};
 use crate::op::mttkrp::ModeMatrix;
 use crate::op::oracle::{self, Comparison, OracleMode};
@@ -338,7 +338,7 @@ impl Run {
             None => self.rank.rank.unwrap_or(16) as usize,
         };
         let mut to_check = self.to_check(sys)?;
-        let mut demand = Demand::mttkrp::<T>(&store, &modes, rank, engine.threads(), self.repeat);
+        let mut demand = engine.mttkrp_demand::<T>(&store, &modes, rank, self.repeat);
         if let Some(text) = &mut to_check {
             demand =
                 demand.checked::<T>(&shape, oracle::host_bytes(&shape, &modes, rank) + text.hold(engine));
@@ -350,7 +350,7 @@ impl Run {
         }
         let plan = engine.plan::<T>(&store, &demand)?;
         self.engine.check_kernel("MTTKRP", plan.is_on_gpu())?;
-        let mut report = RunReport::new::<T>(&store, &modes, rank, &plan);
+        let mut report = RunReport::new::<T>(engine, &store, &modes, rank, &plan);
         if self.plan {
             return Report::new::<Self>(plan_text(&report), &report);
         }

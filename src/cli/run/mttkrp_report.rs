@@ -7,7 +7,7 @@ use crate::cli::report::{
 };
 use crate::cli::{counted, device};
 use crate::dense::Real;
-use crate::engine::ExecutionPlan;
+use crate::engine::{Engine, ExecutionPlan};
 use crate::op::mttkrp::{Served, Strategy, served};
 use crate::op::oracle::Comparison;
 use crate::store::Store;
@@ -36,9 +36,15 @@ pub struct RunReport {
 
 impl RunReport {
     /// The report of a run that has not begun; modes from 0.
-    pub fn new<T: Real>(store: &Store, modes: &[usize], rank: usize, plan: &ExecutionPlan) -> Self {
-        let on_cpu = !plan.is_on_gpu();
-        let served = if on_cpu { served(store.whole(), modes, rank) } else { Vec::new() };
+    pub fn new<T: Real>(
+        engine: &Engine,
+        store: &Store,
+        modes: &[usize],
+        rank: usize,
+        plan: &ExecutionPlan,
+    ) -> Self {
+        let on_cpu = || engine.options().on_cpu(store);
+        let served = if plan.is_on_gpu() { Vec::new() } else { served(on_cpu().whole(), modes, rank) };
         Self {
             head: ReportHead::new::<T>(store, plan),
             op: "mttkrp",

@@ -92,6 +92,8 @@ pub struct MttkrpSession<T: Real> {
     planned: ExecutionPlan,
     at: Box<dyn Passes<T>>,
     passes: Vec<PassReport>,
+    /// Nonzeros that a pass reads.
+    nnz: u64,
 }
 
 /// The destination of results.
@@ -152,7 +154,18 @@ impl Engine {
         let modes = modes.of(shape.order());
         check_modes(&modes, shape.order())?;
         check_rank(rank)?;
-        self.plan::<T>(store, &Demand::mttkrp::<T>(store, &modes, rank, self.threads(), calls))
+        self.plan::<T>(store, &self.mttkrp_demand::<T>(store, &modes, rank, calls))
+    }
+
+    /// What `calls` calls of MTTKRP on `modes`, from 0, need.
+    pub(crate) fn mttkrp_demand<'a, T: Real>(
+        &self,
+        store: &Store,
+        modes: &'a [usize],
+        rank: usize,
+        calls: u32,
+    ) -> Demand<'a> {
+        Demand::mttkrp::<T>(&self.options().on_cpu(store), modes, rank, self.threads(), calls)
     }
 
     /// The rank of factors that suit `store`: one for each mode, all with the same number of columns.
@@ -266,10 +279,14 @@ impl<T: Real> MttkrpSession<T> {
                 let modes = (&modes[..], rank);
                 return Ok(Box::new(gpu::OnGpu::new(engine, &store, modes, &plan.host, device_plan)?));
             }
+            let store = engine.options().on_cpu(&store);
             Ok(Box::new(host::OnHost::new(engine, &store, &modes, rank, &plan)?))
         })?;
         let (engine, planned) = (engine.clone(), plan.clone());
-        let mut session = Self { engine, store, modes, rank, plan, planned, at, passes: Vec::new() };
+        let covers =
+            if plan.is_on_gpu() { 1 } else { serving(engine.options().on_cpu(&store).whole(), &modes).len() };
+        let nnz = store.manifest().nnz * covers as u64;
+        let mut session = Self { engine, store, modes, rank, plan, planned, at, passes: Vec::new(), nnz };
         session.settle();
         Ok(session)
     }
@@ -375,10 +392,8 @@ impl<T: Real> MttkrpSession<T> {
     ) -> Result<Vec<ModeMatrix<T>>> {
         check_factors(factors, &self.store.manifest().shape, self.rank)?;
         self.passes.clear();
-        let covers = if self.plan.is_on_gpu() { 1 } else { serving(self.store.whole(), &self.modes).len() };
-        let nnz = self.store.manifest().nnz * covers as u64;
-        let Self { engine, at, passes, .. } = self;
-        let progress = |done| engine.tell("computing", done, Some(nnz));
+        let Self { engine, at, passes, nnz, .. } = self;
+        let progress = |done| engine.tell("computing", done, Some(*nnz));
         let computed = engine.install(|| at.compute(factors, times, results, passes, &progress))?;
         self.settle();
         Ok(computed)

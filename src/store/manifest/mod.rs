@@ -339,6 +339,15 @@ impl Manifest {
         self.with(own, chunks)
     }
 
+    /// The same, of which the CPU multiplies out each nonzero.
+    #[must_use]
+    pub(super) fn flat(mut self) -> Self {
+        for partition in &mut self.partitions {
+            partition.format = partition.format.clone().flat();
+        }
+        self
+    }
+
     /// The manifest with only these chunks, which belong to these partitions.
     #[must_use]
     pub(super) fn of_chunks(&self, chunks: Range<usize>, partitions: Vec<Partition>) -> Self {
