@@ -48,7 +48,7 @@ fn together<R: Send>(
     };
     let ended: Vec<Result<Option<R>>> = scope(|scope| {
         let run = &run;
-        let members = threads::links(count, Duration::from_secs(60));
+        let members = threads::links(count, Duration::from_mins(1));
         let started: Vec<_> = members.into_iter().map(|links| scope.spawn(move || run(links))).collect();
         started.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
