@@ -101,7 +101,10 @@ impl Engine {
                 "{what}, of which several processes use the first; run one process for `deterministic` results"
             )));
         }
+        // MTTKRP copies the caller's factors, and collects sums of all processes.
+        let copies = if demand.starts.is_none() { 2 } else { 1 };
         let of_gpu = demand.beside_gpu.saturating_add(gpu::share_bytes(&manifest.shape, demand.rank));
+        let of_gpu = of_gpu.saturating_mul(copies);
         let (device, mut notes) = self.choose_by(device, demand.passes, |limits| {
             self.check_own_gpu()?;
             let host_memory = limits.host_memory.saturating_sub(of_gpu);
@@ -144,7 +147,7 @@ impl Engine {
         let gpus = gpu::count()?.saturating_sub(self.options().device_number);
         if processes > gpus {
             let what = format!("this machine has {gpus} GPUs for {processes} processes");
-            return Err(Error::request(format!("{what}; start one for each, or take `Device::Cpu`")));
+            return Err(Error::request(format!("{what}; start fewer here, or take `Device::Cpu`")));
         }
         Ok(())
     }
