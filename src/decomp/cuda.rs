@@ -17,11 +17,11 @@ use crate::backend::device::{KernelReport, KernelSource};
 use crate::backend::plan::{DevicePlan, Operation};
 use crate::dense::{Matrix, Precision, Real};
 use crate::error::{Error, Result};
-use crate::op::mttkrp::cuda::{DeviceMttkrp, Update, alternating_operation};
+use crate::op::mttkrp::cuda::{DeviceMttkrp, alternating_operation};
 use crate::shape::Shape;
 use crate::store::Store;
 use crate::stream::{Executor, Plan};
-use bytemuck::{Pod, Zeroable};
+use bytemuck::Pod;
 use std::borrow::Cow;
 use std::sync::Arc;
 
@@ -103,7 +103,7 @@ impl Dense {
     }
 
     /// Runs the update that `arguments` describe, by `rule`.
-    fn update(&mut self, arguments: DenseArgs, rule: &Rule) -> Result<Gram> {
+    pub(super) fn update(&mut self, arguments: DenseArgs, rule: &Rule) -> Result<Gram> {
         Self::update_all(vec![(self, arguments)], rule)?
             .pop()
             .ok_or_else(|| Error::request("an update of nothing"))
@@ -135,8 +135,7 @@ impl Dense {
     fn partial_sums(&self, rank: usize) -> Result<Gram> {
         let mut gram = vec![0.0; numbers(rank)];
         self.partials.read(&mut gram)?;
-        let inner = gram.split_off(rank * rank);
-        Ok(Gram { gram, inner })
+        Ok(Gram::of_numbers(gram, rank))
     }
 
     /// The Gram matrix of the factor that `arguments` describe, in twice f64's digits.
@@ -226,10 +225,10 @@ impl<T: Real + Pod> DeviceAls<T> {
         Ok(Self { executor, backend, store, rank, dense, device })
     }
 
-    /// The arguments for a mode's factor at address `factor`.
-    fn arguments(&self, mode: usize, factor: u64) -> DenseArgs {
-        let rows = self.store.manifest().shape.dims()[mode].into();
-        DenseArgs { factor, rows, rank: narrow(self.rank as u64), ..Zeroable::zeroed() }
+    /// The arguments of an update of `mode`.
+    fn arguments(&mut self, mode: usize) -> DenseArgs {
+        let rows = 0..self.store.manifest().shape.dims()[mode] as usize;
+        self.backend.op().update(mode).of_rows::<T>(&rows, self.rank)
     }
 
     /// The kernels in use.
@@ -263,14 +262,12 @@ impl<T: Real + Pod> AlsBackend<T> for DeviceAls<T> {
     }
 
     fn update(&mut self, mode: usize, rule: &Rule) -> Result<Gram> {
-        let Update { sums, copies, rounded, factor } = self.backend.op().update(mode);
-        let arguments = DenseArgs { sums, copies, rounded: rounded.into(), ..self.arguments(mode, factor) };
+        let arguments = self.arguments(mode);
         self.dense.update(arguments, rule)
     }
 
     fn extended_gram(&mut self, mode: usize) -> Result<Vec<Double>> {
-        let factor = self.backend.op().update(mode).factor;
-        let arguments = self.arguments(mode, factor);
+        let arguments = self.arguments(mode);
         self.dense.extended_gram(&self.device, T::PRECISION, arguments)
     }
 }

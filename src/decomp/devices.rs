@@ -6,6 +6,7 @@
 //! device that owns the row, the owner updates it, and all devices gather it. The owners' parts of the Gram matrix are
 //! added up here, in the devices' order. `Collective` itself is not used, because it works on host memory.
 
+use super::collective::sum;
 use super::cp_als::AlsBackend;
 use super::cuda::Dense;
 use super::extended::Double;
@@ -22,7 +23,7 @@ use crate::dense::{Matrix, Real};
 use crate::error::Result;
 use crate::op::mttkrp::cuda::{DeviceMttkrp, Update};
 use crate::store::Store;
-use bytemuck::{Pod, Zeroable};
+use bytemuck::Pod;
 use rayon::prelude::*;
 use std::borrow::Cow;
 use std::ops::Range;
@@ -177,43 +178,28 @@ impl<T: Real + Pod> AlsBackend<T> for DevicesAls<T> {
         }
         let mut work: Vec<(&mut Dense, DenseArgs)> = Vec::with_capacity(owned.len());
         for ((member, dense), own) in self.team.members().iter_mut().zip(&mut self.dense).zip(updated) {
-            let update = member.backend.op().update(mode);
-            let (Update { sums, factor, rounded, .. }, from) = (update, (own.start * rank) as u64);
-            let arguments = DenseArgs {
-                sums: sums + from * update.bytes::<T>() as u64,
-                copies: 1,
-                rounded: rounded.into(),
-                factor: factor + from * size_of::<T>() as u64,
-                rows: own.len() as u64,
-                rank: u32::try_from(rank).unwrap_or(u32::MAX),
-                ..Zeroable::zeroed()
-            };
-            work.push((dense, arguments));
+            let reduced = Update { copies: 1, ..member.backend.op().update(mode) };
+            work.push((dense, reduced.of_rows::<T>(&own, rank)));
         }
         let work = work.into_iter().filter(|(_, arguments)| arguments.rows > 0);
         let mut parts = Dense::update_all(work.collect(), rule)?;
         if alike {
             parts.truncate(1);
         }
-        let total = parts.into_iter().reduce(|mut all, part| {
-            let numbers = all.gram.iter_mut().chain(&mut all.inner);
-            numbers.zip(part.gram.iter().chain(&part.inner)).for_each(|(a, b)| *a += b);
-            all
-        });
+        let parts = parts.into_iter().map(Gram::numbers).collect();
         if !alike {
             let factors: Vec<_> =
                 self.team.members().iter_mut().map(|m| m.backend.op().factor(mode)).collect();
             self.group.gather(&factors, &owned, rank * size_of::<T>())?;
         }
-        Ok(total.unwrap_or_else(|| Gram { gram: vec![0.0; rank * rank], inner: vec![0.0; rank] }))
+        Ok(Gram::of_numbers(sum(parts, rank * (rank + 1)), rank))
     }
 
     fn extended_gram(&mut self, mode: usize) -> Result<Vec<Double>> {
         // Every device has all rows; one is enough.
-        let (rows, rank) = (self.rows(mode) as u64, u32::try_from(self.rank).unwrap_or(u32::MAX));
+        let (rows, rank) = (0..self.rows(mode), self.rank);
         let member = &mut self.team.members()[0];
-        let factor = member.backend.op().update(mode).factor;
-        let arguments = DenseArgs { factor, rows, rank, ..Zeroable::zeroed() };
+        let arguments = member.backend.op().update(mode).of_rows::<T>(&rows, rank);
         let device = Arc::clone(&member.device);
         self.dense[0].extended_gram(&device, T::PRECISION, arguments)
     }

@@ -17,6 +17,7 @@ use crate::store::{Manifest, Store};
 use crate::stream::{Executor, PassReport, Plan};
 use crate::sys::PageBuf;
 use std::borrow::Cow;
+use std::ops::Range;
 
 /// Passes and factors on the host, on the current rayon pool. Chunks that the plan keeps stay from pass to pass.
 #[derive(Debug)]
@@ -65,8 +66,11 @@ impl<T: Real> Share<T> for HostAls<T> {
         self.executor.pass(&mut self.backend, progress)
     }
 
-    fn sums(&mut self) -> &mut [f64] {
-        self.backend.op().sums_and_factor().0
+    fn reduced(&mut self) -> Result<(&mut [f64], Range<usize>)> {
+        let sums = self.backend.op().sums_and_factor().0;
+        let own = self.members.owned(sums.len());
+        self.members.reduce_scatter(sums, own.clone())?;
+        Ok((sums, own))
     }
 }
 

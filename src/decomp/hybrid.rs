@@ -1,4 +1,5 @@
-//! Passes on a GPU, factors and updates in host memory: a process with a GPU, among several. After each pass the mode's sums are copied to
+//! Passes on a GPU, factors and updates in host memory: a process with a GPU, among several that have no NCCL
+//! ([`linked`](super::linked)). After each pass the mode's sums are copied to
 //! the host, and after each update its factor to the device; what crosses between processes is what crosses between those on CPUs
 //! ([`members`](super::members)).
 
@@ -20,6 +21,7 @@ use crate::store::Store;
 use crate::stream::{Executor, PassReport, Plan};
 use bytemuck::Pod;
 use std::borrow::Cow;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Passes on a GPU, the rest on the current rayon pool.
@@ -35,6 +37,7 @@ pub struct HybridAls<T: Real + Pod> {
     numbers: Vec<usize>,
     mode: usize,
     members: Box<dyn Collective>,
+    notes: Vec<String>,
 }
 
 /// The device memory and work of passes for factors of `rank` columns.
@@ -54,7 +57,7 @@ pub fn host_bytes(shape: &Shape, rank: usize) -> u64 {
 
 impl<T: Real + Pod> HybridAls<T> {
     /// For a process that has the chunks of `store`, by the plans of its passes. `op` is one of [`DeviceMttkrp::alternating`] and
-    /// [`DeviceMttkrp::of_several`]; `squares` get those of the chunks.
+    /// [`DeviceMttkrp::of_several`]; `squares` get those of the chunks, `notes` what is not as planned.
     pub fn new(
         device: &Arc<Device>,
         store: &Store,
@@ -62,13 +65,15 @@ impl<T: Real + Pod> HybridAls<T> {
         (op, rank): (DeviceMttkrp<T>, usize),
         squares: Squares,
         members: Box<dyn Collective>,
+        mut notes: Vec<String>,
     ) -> Result<Self> {
         let mut backend = CudaBackend::new(device, store, device_plan, op)?.with_squares(squares);
         let executor = Executor::new(store, plan, &mut backend)?;
         let dims = store.manifest().shape.dims();
         let numbers: Vec<usize> = dims.iter().map(|&dim| dim as usize * rank).collect();
         let sums = store.sys().par_vec(numbers.iter().copied().max().unwrap_or(0), |_| 0.0)?;
-        Ok(Self { executor, backend, factors: Vec::new(), sums, numbers, mode: 0, members })
+        notes.extend_from_slice(backend.notes());
+        Ok(Self { executor, backend, factors: Vec::new(), sums, numbers, mode: 0, members, notes })
     }
 }
 
@@ -81,12 +86,15 @@ impl<T: Real + Pod> Share<T> for HybridAls<T> {
         Ok(passed)
     }
 
-    fn sums(&mut self) -> &mut [f64] {
-        &mut self.sums[..self.numbers[self.mode]]
+    fn reduced(&mut self) -> Result<(&mut [f64], Range<usize>)> {
+        let sums = &mut self.sums[..self.numbers[self.mode]];
+        let own = self.members.owned(sums.len());
+        self.members.reduce_scatter(sums, own.clone())?;
+        Ok((sums, own))
     }
 
     fn used(&self) -> Option<(&DevicePlan, &[String])> {
-        Some((self.backend.plan(), self.backend.notes()))
+        Some((self.backend.plan(), &self.notes))
     }
 
     fn kernels(&mut self) -> Option<KernelReport> {

@@ -18,6 +18,7 @@ use bytemuck::{cast_slice, cast_slice_mut};
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::fmt::Debug;
+use std::ops::Range;
 
 /// An order of process 0 to the others. Numbers follow in separate messages.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -42,13 +43,14 @@ pub enum Order {
     Sums,
 }
 
-/// Passes over a process's share of the store, on its CPU or its GPU. Factors and sums are in host memory between them.
+/// Passes over a process's share of the store, on its CPU or its GPU.
 pub trait Share<T: Real>: AlsBackend<T> + Debug + Send {
     /// A pass: the sums of `mode` are those of this process's chunks.
     fn pass(&mut self, mode: usize, wide: bool, progress: &(dyn Fn(u64) + Sync)) -> Result<PassReport>;
 
-    /// The sums of the mode that was computed last, which the caller must leave zero.
-    fn sums(&mut self) -> &mut [f64];
+    /// Adds up, over all processes, the sums of the mode that was computed last. Returns memory for all of its sums, and which of them are
+    /// those of this process. The ranges of all processes, in their order, follow each other. The caller leaves the memory zero.
+    fn reduced(&mut self) -> Result<(&mut [f64], Range<usize>)>;
 
     /// The use of a GPU now, and what is smaller than planned.
     fn used(&self) -> Option<(&DevicePlan, &[String])> {
@@ -68,7 +70,6 @@ pub struct MembersAls<T: Real> {
     group: Group,
     dims: Vec<usize>,
     rank: usize,
-    mode: usize,
     /// The sum of squares that all first passes together check, unless each has all chunks.
     squares: Option<Squares>,
 }
@@ -87,7 +88,7 @@ impl<T: Real> MembersAls<T> {
         let own = if has_all { squares.clone() } else { squares.part() };
         let als = passes(own, Box::new(group.clone()))?;
         let dims = store.manifest().shape.dims().iter().map(|&dim| dim as usize).collect();
-        Ok(Self { als, group: group.clone(), dims, rank, mode: 0, squares: (!has_all).then_some(squares) })
+        Ok(Self { als, group: group.clone(), dims, rank, squares: (!has_all).then_some(squares) })
     }
 
     /// The use of this process's GPU now, and what is smaller than planned.
@@ -134,7 +135,6 @@ impl<T: Real> MembersAls<T> {
     }
 
     fn pass(&mut self, mode: usize, wide: bool, progress: &(dyn Fn(u64) + Sync)) -> Result<PassReport> {
-        self.mode = mode;
         let group = &self.group;
         let passed = self.als.pass(mode, wide, &|nnz| {
             group.works(true);
@@ -149,11 +149,8 @@ impl<T: Real> MembersAls<T> {
 
     /// The sums of the last pass over all processes, in process 0; the others' are zero afterwards.
     fn collect(&mut self) -> Result<Vec<f64>> {
-        let (group, rank, rows) = (self.group.clone(), self.rank, self.dims[self.mode]);
-        let own = group.owned(rows);
-        let own = own.start * rank..own.end * rank;
-        let sums = self.als.sums();
-        group.reduce_scatter(sums, own.clone())?;
+        let group = self.group.clone();
+        let (sums, own) = self.als.reduced()?;
         group.collect(cast_slice_mut(sums), own.start * size_of::<f64>()..own.end * size_of::<f64>())?;
         let all = if group.number() == 0 { sums.to_vec() } else { Vec::new() };
         sums.fill(0.0);

@@ -64,9 +64,20 @@ pub struct Gram {
 }
 
 impl Gram {
-    /// The sums of a factor's parts. The upper triangle stands for the lower.
-    fn of(mut gram: Vec<f64>, rank: usize) -> Self {
+    /// From `gram`, then `inner`.
+    pub(super) fn of_numbers(mut gram: Vec<f64>, rank: usize) -> Self {
         let inner = gram.split_off(rank * rank);
+        Self { gram, inner }
+    }
+
+    /// `gram`, then `inner`.
+    pub(super) fn numbers(self) -> Vec<f64> {
+        [self.gram, self.inner].concat()
+    }
+
+    /// The sums of a factor's parts. The upper triangle stands for the lower.
+    fn of(sums: Vec<f64>, rank: usize) -> Self {
+        let Self { mut gram, inner } = Self::of_numbers(sums, rank);
         for (r, q) in (0..rank).flat_map(|r| (0..r).map(move |q| (r, q))) {
             gram[r * rank + q] = gram[q * rank + r];
         }

@@ -1,5 +1,6 @@
 //! CP decompositions, on the CPU or a GPU.
 
+use super::members::CpPasses;
 use super::plan::Subject;
 use super::{Demand, Engine, ExecutionPlan};
 use crate::backend::device::{KernelReport, staging_bytes};
@@ -234,7 +235,8 @@ enum Place<T: Real> {
 impl Engine {
     fn place<T: Real>(&self, store: &Store, cp: &Cp, plan: &ExecutionPlan) -> Result<Place<T>> {
         let rank = cp.settings.rank;
-        if let Some(als) = self.conduct(store, rank, Some((cp.starts, cp.max_iters)), plan)? {
+        let Cp { starts, max_iters, settings: Settings { nonneg, .. }, .. } = *cp;
+        if let Some(als) = self.conduct(store, rank, Some(CpPasses { starts, max_iters, nonneg }), plan)? {
             return Ok(Place::Members(Box::new(als)));
         }
         #[cfg(feature = "cuda")]

@@ -122,18 +122,38 @@ fn operation<T: Real>(facts: &Facts, store: &Store, demand: &Demand<'_>) -> crat
 pub(super) fn plan_share<T: Real>(
     gpu: &Gpu,
     share: &Store,
-    rank: usize,
+    demand: &Demand<'_>,
     limits: &DeviceLimits,
 ) -> Result<DevicePlan> {
     check_formats(share)?;
-    let operation = crate::decomp::hybrid::operation::<T>(&share.manifest().shape, rank);
+    // Whether or not NCCL connects the processes in the end: what it computes on the device in addition is small.
+    let operation = match demand.starts {
+        Some(_) => operation::<T>(&gpu.facts, share, demand),
+        None => crate::decomp::hybrid::operation::<T>(&share.manifest().shape, demand.rank),
+    };
     crate::backend::cuda::plan(gpu, share, operation, limits)
 }
 
 #[cfg(not(feature = "cuda"))]
 #[expect(clippy::extra_unused_type_parameters, reason = "as it is with a GPU")]
-pub(super) fn plan_share<T: Real>(_: &Gpu, _: &Store, _: usize, _: &DeviceLimits) -> Result<DevicePlan> {
+pub(super) fn plan_share<T: Real>(
+    _: &Gpu,
+    _: &Store,
+    _: &Demand<'_>,
+    _: &DeviceLimits,
+) -> Result<DevicePlan> {
     none()
+}
+
+/// For people: how GPUs of several processes exchange sums and rows.
+#[cfg(feature = "cuda")]
+pub(super) fn exchange_of_processes() -> String {
+    crate::decomp::linked::exchange()
+}
+
+#[cfg(not(feature = "cuda"))]
+pub(super) fn exchange_of_processes() -> String {
+    String::new()
 }
 
 /// Bytes that such passes hold on the host beside factors.

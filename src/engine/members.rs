@@ -12,6 +12,8 @@ use crate::backend::plan::DevicePlan;
 use crate::decomp::host::HostAls;
 #[cfg(feature = "cuda")]
 use crate::decomp::hybrid::HybridAls;
+#[cfg(feature = "cuda")]
+use crate::decomp::linked::{self, LinkedAls};
 use crate::decomp::members::{MembersAls, Order, tell};
 use crate::dense::{Precision, Real};
 use crate::error::{Error, Result};
@@ -30,10 +32,18 @@ enum Message {
     /// Hold the parts of a tensor together.
     Unite,
     /// Prepare an operation on factors in f32 or f64, in place of an earlier one.
-    Prepare { rank: usize, single: bool, on_gpu: bool, cp: Option<(u32, u32)> },
+    Prepare { rank: usize, single: bool, on_gpu: bool, cp: Option<CpPasses> },
     /// A step of the prepared operation.
     #[serde(untagged)]
     Step(Order),
+}
+
+/// What a decomposition asks of passes.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(super) struct CpPasses {
+    pub starts: u32,
+    pub max_iters: u32,
+    pub nonneg: bool,
 }
 
 /// The last message.
@@ -109,7 +119,7 @@ impl Engine {
             self.check_own_gpu()?;
             let host_memory = limits.host_memory.saturating_sub(of_gpu);
             let limits = DeviceLimits { host_memory, ..*limits };
-            gpu::plan_share::<T>(&self.gpu()?, share, demand.rank, &limits)
+            gpu::plan_share::<T>(&self.gpu()?, share, demand, &limits)
         })?;
         let held = device.as_ref().map_or(0, DevicePlan::held_chunks);
         let limits = Limits { held, ..self.limits(demand.passes) };
@@ -129,7 +139,10 @@ impl Engine {
         let (chunks, nnz) = (share.manifest().chunks.len(), share.manifest().nnz);
         let of_rows =
             if self.options().deterministic { ", and of every mode a part of the rows" } else { "" };
-        let on = if device.is_some() { ", each on a GPU of its own" } else { "" };
+        let on = match &device {
+            Some(_) => format!(", each on a GPU of its own; {}", gpu::exchange_of_processes()),
+            None => String::new(),
+        };
         notes.push(format!(
             "{processes} processes compute{on}; this is the plan of process 0: {chunks} chunks, {nnz} nonzeros{of_rows}"
         ));
@@ -152,24 +165,25 @@ impl Engine {
         Ok(())
     }
 
-    /// In process 0: prepares passes of all processes. `cp` has the starts and iterations of a decomposition.
+    /// In process 0: prepares passes of all processes, of MTTKRP without `cp`.
     pub(super) fn conduct<T: Real>(
         &self,
         store: &Store,
         rank: usize,
-        cp: Option<(u32, u32)>,
+        cp: Option<CpPasses>,
         plan: &ExecutionPlan,
     ) -> Result<Option<MembersAls<T>>> {
         let (Some(group), Some(share)) = (self.members(), self.share(store)?) else { return Ok(None) };
         let (single, on_gpu) = (T::PRECISION == Precision::F32, plan.device.is_some());
         tell(group, &Message::Prepare { rank, single, on_gpu, cp })?;
-        self.take_share((store, &share), rank, plan).map(Some)
+        self.take_share((store, &share), rank, cp, plan).map(Some)
     }
 
     fn take_share<T: Real>(
         &self,
         (store, share): (&Store, &Store),
         rank: usize,
+        cp: Option<CpPasses>,
         plan: &ExecutionPlan,
     ) -> Result<MembersAls<T>> {
         let Some(group) = self.members() else { return Err(Error::request("one process has no share")) };
@@ -183,7 +197,17 @@ impl Engine {
                 let kernels = self.kernels(device_plan);
                 let op = DeviceMttkrp::alternating(gpu, share, rank, &kernels)?.of_several();
                 let plans = (&plan.host, device_plan);
-                return Ok(Box::new(HybridAls::new(gpu, share, plans, (op, rank), squares, members)?));
+                return match linked::connect(gpu, group)? {
+                    (Some(linked), _) => {
+                        let op = (op, rank, cp.map(|cp| cp.nonneg));
+                        let als = LinkedAls::new((gpu, linked), share, plans, op, squares, group.clone())?;
+                        Ok(Box::new(als))
+                    }
+                    (None, notes) => {
+                        let als = HybridAls::new(gpu, share, plans, (op, rank), squares, members, notes)?;
+                        Ok(Box::new(als))
+                    }
+                };
             }
             let mut op = Mttkrp::alternating(share, rank, plan.host.threads)?;
             if deterministic {
@@ -241,19 +265,21 @@ impl Engine {
         &self,
         store: &Store,
         rank: usize,
-        cp: Option<(u32, u32)>,
+        cp: Option<CpPasses>,
         device: Device,
     ) -> Result<MembersAls<T>> {
         let cover = &self.options().on_cpu(store);
         let (manifest, threads) = (cover.manifest(), self.threads());
         let modes: Vec<usize> = (0..manifest.shape.order()).collect();
         let demand = match cp {
-            Some(count) => Demand::cp_als::<T>(manifest, &modes, rank, threads, count),
+            Some(CpPasses { starts, max_iters, .. }) => {
+                Demand::cp_als::<T>(manifest, &modes, rank, threads, (starts, max_iters))
+            }
             None => Demand::mttkrp::<T>(cover, &modes, rank, threads, 2),
         };
         let Some(share) = self.share(store)? else { return Err(Error::request("one process has no share")) };
         let plan = self.plan_share::<T>(&share, &demand, device)?;
-        self.take_share((store, &share), rank, &plan)
+        self.take_share((store, &share), rank, cp, &plan)
     }
 }
 

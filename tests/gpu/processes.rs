@@ -1,5 +1,6 @@
 //! Establishes that processes with a GPU each compute together what one CPU does, within rounding: MTTKRP and decompositions, in both
-//! precisions, from several formats; and what they refuse. Threads stand for processes. On the mock driver, which has three GPUs.
+//! precisions, from several formats, with NCCL and without; and what they refuse. Threads stand for processes. On the mock driver, which has three
+//! GPUs.
 
 use crate::common::{Kind, SMALL_CHUNKS, Tensor, options, packed, values};
 use crate::on_a_device::{is_on_the_mock, on_the_mock};
@@ -15,16 +16,20 @@ use std::time::Duration;
 const GPUS: usize = 3;
 const RANK: usize = 6;
 
-/// Runs this test's function in a process whose driver has three GPUs.
-fn with_gpus(name: &str, test: impl FnOnce()) {
+/// Runs this test's function in a process whose driver has three GPUs; with `nccl`, it also finds the mock NCCL.
+fn with_gpus(name: &str, nccl: bool, more: &[(&str, &str)], test: impl FnOnce()) {
     if is_on_the_mock() {
         return test();
     }
-    if std::env::var_os("BLCO_MOCK_CUDA").is_none() {
+    let Some(mock) = std::env::var_os("BLCO_MOCK_CUDA") else {
         eprintln!("skipped: no mock driver");
         return;
-    }
-    let output = on_the_mock(module_path!(), name, &[("BLCO_MOCK_DEVICES", &GPUS.to_string())]);
+    };
+    let mock = mock.to_str().unwrap();
+    let path = if nccl { format!("{mock}:{mock}/nccl") } else { mock.into() };
+    let gpus = GPUS.to_string();
+    let env = [&[("BLCO_MOCK_DEVICES", &gpus[..]), ("LD_LIBRARY_PATH", &path)], more].concat();
+    let output = on_the_mock(module_path!(), name, &env);
     let (text, said) = (String::from_utf8_lossy(&output.stderr), String::from_utf8_lossy(&output.stdout));
     assert!(output.status.success() && said.contains("ok. 1 passed"), "{said}\n{text}");
 }
@@ -104,26 +109,91 @@ fn check<T: Real>(tensor: &Tensor, kind: Kind, count: usize) {
     }
 }
 
+fn check_all() {
+    // Modes with several copies of their sums, and a long one.
+    let tensor = Tensor::random(&[60, 900, 17], 30_000, 3, values::fraction);
+    for (count, kind) in [(2, Kind::Tiled), (3, Kind::Raw), (3, Kind::CsfAll)] {
+        check::<f64>(&tensor, kind, count);
+        check::<f32>(&tensor, kind, count);
+    }
+    check::<f64>(&Tensor::random(&[40, 30, 20, 300], 30_000, 4, values::fraction), Kind::Tiled, 3);
+}
+
 #[test]
 fn they_compute_what_one_does() {
-    with_gpus("they_compute_what_one_does", || {
-        // Modes with several copies of their sums, and a long one.
-        let tensor = Tensor::random(&[60, 900, 17], 30_000, 3, values::fraction);
-        for (count, kind) in [(2, Kind::Tiled), (3, Kind::Raw), (3, Kind::CsfAll)] {
-            check::<f64>(&tensor, kind, count);
-            check::<f32>(&tensor, kind, count);
-        }
-        check::<f64>(&Tensor::random(&[40, 30, 20, 300], 30_000, 4, values::fraction), Kind::Tiled, 3);
+    with_gpus("they_compute_what_one_does", false, &[], check_all);
+}
+
+/// A mode of two rows leaves two of three processes without any.
+#[test]
+fn they_compute_what_one_does_by_nccl() {
+    with_gpus("they_compute_what_one_does_by_nccl", true, &[], || {
+        check_all();
+        check::<f32>(&Tensor::random(&[2, 700, 90], 30_000, 5, values::fraction), Kind::Tiled, 3);
+    });
+}
+
+/// The notes and the fit of a decomposition by three processes.
+fn decomposed(path: &Path) -> Result<(String, f64)> {
+    let cp = Cp::rank(4).max_iters(3).tol(0.0);
+    together(3, path, (Device::Cuda, false), |engine, store| {
+        let mut session = engine.prepare_cp_als::<f64>(store, &cp, engine.plan_cp_als::<f64>(store, &cp)?)?;
+        let fit = session.cp_als(&cp)?.fit();
+        Ok((session.plan().notes().join("; "), fit))
+    })
+}
+
+fn small(dir: &Path) -> std::path::PathBuf {
+    let path = dir.join("s");
+    let tensor = Tensor::random(&[60, 900, 17], 30_000, 3, values::fraction);
+    packed(&tensor, &options(&path, Kind::Tiled, SMALL_CHUNKS));
+    path
+}
+
+#[test]
+fn nccl_serves_where_it_is() {
+    with_gpus("nccl_serves_where_it_is", true, &[], || {
+        let dir = tempfile::tempdir().unwrap();
+        let (notes, _) = decomposed(&small(dir.path())).unwrap();
+        assert!(notes.contains("NCCL 2.27.3 exchanges") && !notes.contains("MPI"), "{notes}");
+    });
+}
+
+/// Call `call` of NCCL fails while it starts.
+fn without_a_start(name: &str, call: &str, why: &str) {
+    with_gpus(name, true, &[("BLCO_MOCK_NCCL_FAIL", call)], || {
+        let dir = tempfile::tempdir().unwrap();
+        let (notes, _) = decomposed(&small(dir.path())).unwrap();
+        assert!(notes.contains(why) && notes.contains("pass through the host and MPI"), "{notes}");
+    });
+}
+
+#[test]
+fn without_an_id_sums_go_through_the_host() {
+    without_a_start("without_an_id_sums_go_through_the_host", "1", "NCCL 2.27.3 does not start");
+}
+
+#[test]
+fn without_a_connection_sums_go_through_the_host() {
+    let name = "without_a_connection_sums_go_through_the_host";
+    without_a_start(name, "3", "NCCL 2.27.3 does not connect processes: internal error");
+}
+
+/// A collective that fails, in one process.
+#[test]
+fn failures_of_nccl_end_all() {
+    with_gpus("failures_of_nccl_end_all", true, &[("BLCO_MOCK_NCCL_FAIL", "12")], || {
+        let dir = tempfile::tempdir().unwrap();
+        let error = decomposed(&small(dir.path())).unwrap_err().to_string();
+        assert!(error.contains("internal error"), "{error}");
     });
 }
 
 #[test]
 fn each_has_a_gpu_of_its_own() {
-    with_gpus("each_has_a_gpu_of_its_own", || {
+    with_gpus("each_has_a_gpu_of_its_own", false, &[], || {
         let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("s");
-        let tensor = Tensor::random(&[60, 900, 17], 30_000, 3, values::fraction);
-        packed(&tensor, &options(&path, Kind::Tiled, SMALL_CHUNKS));
+        let path = small(dir.path());
         let plan = |count, options| {
             together(count, &path, options, |engine, store| engine.plan_cp_als::<f64>(store, &Cp::rank(4)))
         };

@@ -665,6 +665,14 @@ int cuCtxGetCurrent(void** context)
     return SUCCESS;
 }
 
+int cuCtxGetDevice(int* device)
+{
+    ENTER(NO_CONTEXT);
+    if (current_device() == DEVICES_MAX) return INVALID_CONTEXT;
+    *device = (int)current_device();
+    return SUCCESS;
+}
+
 int cuCtxSynchronize()
 {
     ENTER(PLAIN);

@@ -1,12 +1,18 @@
-// A libnccl.so.2 for the mock driver: the collectives that the engine calls, among the devices of one process. A group's work is done when
-// the group ends, once all of its streams have reached it; device memory is host memory here. Where a real NCCL's behavior is undefined,
+// A libnccl.so.2 for the mock driver: the collectives that the engine calls, among the devices of one process, whose communicators are one
+// thread's or a thread's each. A group's work is done when the group of every thread has ended, once all of its streams have reached it; device
+// memory is host memory here. Where a real NCCL's behavior is undefined,
 // the process ends: counts that differ between members, memory of another device, a call outside a group.
 //
 //   BLCO_MOCK_NCCL_FAIL=K   the K-th call, counted from 1, fails with an internal error
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <dlfcn.h>
+#include <map>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -14,8 +20,15 @@ namespace {
 
 enum Kind { REDUCE_SCATTER, REDUCE, ALL_GATHER, BROADCAST };
 
+struct Call;
+
 struct Clique {
     int members, alive;
+    // Of threads with a communicator each: how many have joined, what those have called whose groups have ended, and how many groups
+    // all have ended.
+    int joined = 0, arrived = 0, rounds = 0;
+    bool aborted = false;
+    std::vector<Call> calls;
 };
 
 struct Communicator {
@@ -33,8 +46,13 @@ struct Call {
     void* stream;
 };
 
-std::vector<Call> group;
-int depth = 0, calls = 0;
+thread_local std::vector<Call> group;
+thread_local int depth = 0;
+std::atomic<int> calls{0}, cliques{0};
+// Of all cliques.
+std::mutex lock;
+std::condition_variable changed;
+std::map<std::string, Clique*> known;
 
 [[noreturn]] void fault(const char* what)
 {
@@ -114,6 +132,28 @@ void run(const std::vector<Call>& of)
     for (auto* call : by) memcpy(call->to, sent.data(), sent.size());
 }
 
+// Runs the calls of a group. The k-th call of each member belongs to the k-th collective.
+void run_all(std::vector<Call> all)
+{
+    while (!all.empty()) {
+        std::vector<Call> one, rest;
+        std::vector<bool> met(all[0].communicator->clique->members, false);
+        for (auto& call : all) {
+            const bool seen = met[call.communicator->number];
+            (seen ? rest : one).push_back(call);
+            met[call.communicator->number] = true;
+        }
+        run(one);
+        all.swap(rest);
+    }
+}
+
+// Waits for other threads.
+template <class F> void await(std::unique_lock<std::mutex>& held, F done)
+{
+    if (!changed.wait_for(held, std::chrono::seconds(60), done)) fault("a thread does not come");
+}
+
 }  // namespace
 
 extern "C" {
@@ -133,13 +173,45 @@ const char* ncclGetErrorString(int status)
 int ncclCommInitAll(void** communicators, int count, const int* devices)
 {
     if (fails()) return 3;
-    auto* clique = new Clique{count, count};
+    auto* clique = new Clique;
+    clique->members = clique->alive = count;
     for (int i = 0; i < count; ++i) communicators[i] = new Communicator{clique, i, devices[i]};
+    return 0;
+}
+
+struct UniqueId {
+    char name[128];
+};
+
+int ncclGetUniqueId(UniqueId* id)
+{
+    if (fails()) return 3;
+    *id = UniqueId{};
+    snprintf(id->name, sizeof id->name, "clique %d", ++cliques);
+    return 0;
+}
+
+int ncclCommInitRank(void** communicator, int count, UniqueId id, int number)
+{
+    int device = -1;
+    if (driver<int (*)(int*)>("cuCtxGetDevice")(&device)) fault("no current device");
+    std::unique_lock<std::mutex> held(lock);
+    Clique*& known_as = known[id.name];
+    if (!known_as) known_as = new Clique;
+    Clique* clique = known_as;
+    clique->members = clique->alive = count;
+    clique->joined += 1;
+    clique->aborted |= fails();
+    changed.notify_all();
+    await(held, [&] { return clique->joined == count || clique->aborted; });
+    if (clique->aborted) return 3;
+    *communicator = new Communicator{clique, number, device};
     return 0;
 }
 
 int ncclCommDestroy(void* communicator)
 {
+    std::unique_lock<std::mutex> held(lock);
     auto* of = (Communicator*)communicator;
     if (--of->clique->alive == 0) delete of->clique;
     delete of;
@@ -148,6 +220,11 @@ int ncclCommDestroy(void* communicator)
 
 int ncclCommAbort(void* communicator)
 {
+    {
+        std::unique_lock<std::mutex> held(lock);
+        ((Communicator*)communicator)->clique->aborted = true;
+        changed.notify_all();
+    }
     return ncclCommDestroy(communicator);
 }
 
@@ -167,19 +244,24 @@ int ncclGroupEnd()
     for (auto& call : all) {
         if (synchronize(call.stream)) return 3;
     }
-    // The k-th call of each member belongs to the k-th collective.
-    while (!all.empty()) {
-        std::vector<Call> one, rest;
-        std::vector<bool> met(all[0].communicator->clique->members, false);
-        for (auto& call : all) {
-            const bool seen = met[call.communicator->number];
-            (seen ? rest : one).push_back(call);
-            met[call.communicator->number] = true;
-        }
-        run(one);
-        all.swap(rest);
+    Clique* clique = all.empty() ? nullptr : all[0].communicator->clique;
+    if (!clique || !clique->joined) {
+        run_all(all);
+        return 0;
     }
-    return 0;
+    std::unique_lock<std::mutex> held(lock);
+    if (clique->aborted) return 3;
+    clique->calls.insert(clique->calls.end(), all.begin(), all.end());
+    const int round = clique->rounds;
+    if (++clique->arrived == clique->members) {
+        run_all(std::move(clique->calls));
+        clique->calls.clear();
+        clique->arrived = 0;
+        ++clique->rounds;
+        changed.notify_all();
+    }
+    await(held, [&] { return clique->rounds > round || clique->aborted; });
+    return clique->rounds > round ? 0 : 3;
 }
 
 int ncclReduceScatter(const void* from, void* to, size_t count, int type, int, void* communicator, void* stream)

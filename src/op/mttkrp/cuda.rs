@@ -17,7 +17,7 @@
 
 use super::ModeMatrix;
 use crate::backend::cuda::abi::{
-    self, ClearArgs, FixUpArgs, MttkrpArgs, ROW_THREADS, SORTED_TILES, TILE_THREADS,
+    self, ClearArgs, DenseArgs, FixUpArgs, MttkrpArgs, ROW_THREADS, SORTED_TILES, TILE_THREADS,
 };
 use crate::backend::cuda::devices::Partial;
 use crate::backend::cuda::driver::{Device, ForeignMemory, Memory, Staging, Stream};
@@ -208,6 +208,21 @@ impl Update {
     #[must_use]
     pub fn bytes<T>(&self) -> usize {
         if self.rounded { size_of::<T>() } else { size_of::<f64>() }
+    }
+
+    /// The arguments of a dense update of `rows`, each of `rank` numbers in `T`.
+    #[must_use]
+    pub fn of_rows<T>(&self, rows: &Range<usize>, rank: usize) -> DenseArgs {
+        let from = (rows.start * rank) as u64;
+        DenseArgs {
+            sums: self.sums + from * self.bytes::<T>() as u64,
+            copies: self.copies,
+            rounded: self.rounded.into(),
+            factor: self.factor + from * size_of::<T>() as u64,
+            rows: rows.len() as u64,
+            rank: u32::try_from(rank).unwrap_or(u32::MAX),
+            ..Zeroable::zeroed()
+        }
     }
 }
 

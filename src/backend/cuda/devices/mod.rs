@@ -8,6 +8,9 @@
 //!
 //! All sums that are exchanged are in f64, whatever the precision of the factors: rounding them is left to the owner.
 //!
+//! **Several processes.** A group may be of one device of each of several processes; NCCL connects them. Each calls what follows with its
+//! own memory alone, at the same time.
+//!
 //! **By rows.** If all devices hold all chunks, a mode can be divided by ranges of rows instead ([`Share`](crate::backend::plan::Share)):
 //! each device then has all of its rows' sums, and nothing is added up.
 
@@ -36,6 +39,20 @@ struct Member {
     add_and_round: Kernel,
 }
 
+impl Member {
+    fn new(device: &Arc<Device>, scratch_bytes: u64) -> Result<Self> {
+        let names = ["finish_f64", "finish_f32"];
+        let module = device.module(&embedded_ptx(&names))?;
+        Ok(Self {
+            stream: device.stream(true)?,
+            ready: device.event(false)?,
+            scratch: device.memory(usize::try_from(scratch_bytes).unwrap_or(usize::MAX))?,
+            add: module.kernel(names[0])?,
+            add_and_round: module.kernel(names[1])?,
+        })
+    }
+}
+
 /// What a pass has left of a mode on a device.
 #[derive(Clone, Copy, Debug)]
 pub struct Partial<'m> {
@@ -52,7 +69,11 @@ pub struct Partial<'m> {
 pub struct Group {
     // Dropped first: its work is in the members' streams.
     nccl: Option<Nccl>,
+    /// The devices of this process.
     members: Vec<Member>,
+    /// The number of the first of them among all devices, and how many these are.
+    first: usize,
+    count: usize,
     plan: ExchangePlan,
     notes: Vec<String>,
 }
@@ -100,19 +121,16 @@ impl Group {
         } else {
             by_copies(devices, "")?;
         }
-        let member = |device: &Arc<Device>| {
-            let names = ["finish_f64", "finish_f32"];
-            let module = device.module(&embedded_ptx(&names))?;
-            Ok(Member {
-                stream: device.stream(true)?,
-                ready: device.event(false)?,
-                scratch: device.memory(usize::try_from(plan.scratch_bytes).unwrap_or(usize::MAX))?,
-                add: module.kernel(names[0])?,
-                add_and_round: module.kernel(names[1])?,
-            })
-        };
-        let members = devices.iter().map(member).collect::<Result<_>>()?;
-        Ok(Self { nccl, members, plan, notes })
+        let members = devices.iter().map(|device| Member::new(device, plan.scratch_bytes));
+        let members = members.collect::<Result<_>>()?;
+        Ok(Self { nccl, members, first: 0, count: devices.len(), plan, notes })
+    }
+
+    /// Of `device`, the `number`-th of `count`, and those of other processes, which `nccl` connects.
+    pub fn across(device: &Arc<Device>, nccl: Nccl, (number, count): (usize, usize)) -> Result<Self> {
+        let plan = ExchangePlan { by: Exchange::Nccl, why: nccl.name(), bytes: 0, scratch_bytes: 0 };
+        let members = vec![Member::new(device, plan.scratch_bytes)?];
+        Ok(Self { nccl: Some(nccl), members, first: number, count, plan, notes: Vec::new() })
     }
 
     /// How sums and rows get from device to device.
@@ -130,10 +148,10 @@ impl Group {
     /// The rows of `rows` that each device owns.
     #[must_use]
     pub fn owned(&self, rows: usize) -> Vec<Range<usize>> {
-        owned(rows, self.members.len())
+        owned(rows, self.count)
     }
 
-    /// Adds up what a pass has left of some modes on each device, each mode with its rows of `rank` columns: of the rows that a device
+    /// Adds up what a pass has left of some modes on each device of this process, each mode with its rows of `rank` columns: of the rows that a device
     /// owns, its sums become those of all, or, rounded, its results. What its sums hold of other rows means nothing afterwards. No device
     /// is at work.
     pub fn reduce_scatter(&mut self, modes: &[(Vec<Partial<'_>>, usize)], rank: usize) -> Result<()> {
@@ -151,7 +169,7 @@ impl Group {
         owned: &[Range<usize>],
         elements: usize,
     ) -> Result<()> {
-        let Self { nccl, members, .. } = self;
+        let Self { nccl, members, first, .. } = self;
         for (member, partial) in members.iter().zip(partials) {
             if partial.copies > 1 {
                 let sums = (partial.sums, 0);
@@ -167,7 +185,7 @@ impl Group {
                 add_up(members, partials, number, own.clone())?;
             }
         }
-        for ((member, partial), own) in members.iter().zip(partials).zip(owned) {
+        for ((member, partial), own) in members.iter().zip(partials).zip(&owned[*first..]) {
             if let (Some(rounded), false) = (partial.rounded, own.is_empty()) {
                 let (from, to) = (own.start * size_of::<f64>(), own.start * size_of::<f32>());
                 let (sums, result) = ((partial.sums, from), (rounded, to));
@@ -178,7 +196,7 @@ impl Group {
     }
 
     /// Brings the rows of a matrix, `row_bytes` bytes each, from the device that owns them to all: device i owns `rows[i]`, which follow
-    /// each other. No device is at work.
+    /// each other. `matrices` are those of this process. No device is at work.
     pub fn gather(&mut self, matrices: &[&Memory], rows: &[Range<usize>], row_bytes: usize) -> Result<()> {
         let owned: Vec<Range<usize>> =
             rows.iter().map(|own| own.start * row_bytes..own.end * row_bytes).collect();

@@ -4,6 +4,7 @@
 
 use super::{Device, Memory, Stream};
 use crate::error::{Error, Result};
+use bytemuck::{Pod, Zeroable};
 use libloading::Library;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ops::Range;
@@ -18,6 +19,11 @@ const UINT8: c_int = 1;
 const FLOAT64: c_int = 8;
 const SUM: c_int = 0;
 
+/// `ncclUniqueId`, by which communicators of several processes find each other.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+pub struct UniqueId([u8; 128]);
+
 /// `ncclComm_t`.
 type Communicator = *mut c_void;
 /// `ncclResult_t`; 0 is success.
@@ -29,6 +35,8 @@ struct Functions {
     version: unsafe extern "C" fn(*mut c_int) -> Status,
     error_string: unsafe extern "C" fn(Status) -> *const c_char,
     init_all: unsafe extern "C" fn(*mut Communicator, c_int, *const c_int) -> Status,
+    unique_id: unsafe extern "C" fn(*mut UniqueId) -> Status,
+    init_rank: unsafe extern "C" fn(*mut Communicator, c_int, UniqueId, c_int) -> Status,
     destroy: unsafe extern "C" fn(Communicator) -> Status,
     abort: unsafe extern "C" fn(Communicator) -> Status,
     group_start: unsafe extern "C" fn() -> Status,
@@ -74,6 +82,8 @@ impl Functions {
                 version: *library.get(c"ncclGetVersion")?,
                 error_string: *library.get(c"ncclGetErrorString")?,
                 init_all: *library.get(c"ncclCommInitAll")?,
+                unique_id: *library.get(c"ncclGetUniqueId")?,
+                init_rank: *library.get(c"ncclCommInitRank")?,
                 destroy: *library.get(c"ncclCommDestroy")?,
                 abort: *library.get(c"ncclCommAbort")?,
                 group_start: *library.get(c"ncclGroupStart")?,
@@ -94,6 +104,10 @@ pub struct Nccl {
     version: c_int,
     communicators: Vec<Communicator>,
     devices: Vec<Arc<Device>>,
+    /// The number of the first of `devices` among all members: some may be those of other processes.
+    first: usize,
+    /// Whether some are.
+    is_joined: bool,
     /// Whether a call has failed. After that, communicators do not wait for each other.
     failed: bool,
     /// Keeps the library loaded while its functions can be called.
@@ -118,7 +132,14 @@ impl Nccl {
             return Err(format!("NCCL is of version {version}; 2.4 or newer serves"));
         }
         let (communicators, devices) = (Vec::new(), Vec::new());
-        Ok(Self { functions, version, communicators, devices, failed: false, _library: library })
+        let (first, is_joined, failed) = (0, false, false);
+        Ok(Self { functions, version, communicators, devices, first, is_joined, failed, _library: library })
+    }
+
+    /// The version's number, as NCCL gives it.
+    #[must_use]
+    pub fn version(&self) -> i32 {
+        self.version
     }
 
     /// The name and version, for a report.
@@ -130,7 +151,7 @@ impl Nccl {
         format!("NCCL {major}.{}.{}", rest / 100, rest % 100)
     }
 
-    /// Creates a communicator for each of `devices`. The error is one line.
+    /// Creates a communicator for each of `devices`, which are all members. The error is one line.
     pub fn connect(&mut self, devices: &[Arc<Device>]) -> std::result::Result<(), String> {
         let ordinals: Vec<c_int> = devices.iter().map(|device| device.ordinal).collect();
         let mut communicators = vec![std::ptr::null_mut(); ordinals.len()];
@@ -144,13 +165,44 @@ impl Nccl {
         Ok(())
     }
 
+    /// What another process needs for [`Nccl::join`]. The error is one line.
+    pub fn unique_id(&self) -> std::result::Result<UniqueId, String> {
+        let mut id = UniqueId::zeroed();
+        // SAFETY: the pointer is to a live id.
+        let made = unsafe { (self.functions.unique_id)(&raw mut id) };
+        if made == 0 { Ok(id) } else { Err(format!("{} does not start: {}", self.name(), self.words(made))) }
+    }
+
+    /// Creates a communicator for `device`, member `number` of `count`. The others do the same in their processes, with the same `id`; it
+    /// waits for them. The error is one line.
+    pub fn join(
+        &mut self,
+        device: &Arc<Device>,
+        id: UniqueId,
+        (number, count): (usize, usize),
+    ) -> Result<std::result::Result<(), String>> {
+        device.bind()?;
+        let narrow = |n: usize| c_int::try_from(n).unwrap_or(c_int::MAX);
+        let mut communicator = std::ptr::null_mut();
+        // SAFETY: the pointer is to a live communicator, which is the current context's.
+        let made =
+            unsafe { (self.functions.init_rank)(&raw mut communicator, narrow(count), id, narrow(number)) };
+        if made != 0 {
+            return Ok(Err(format!("{} does not connect processes: {}", self.name(), self.words(made))));
+        }
+        (self.communicators, self.devices) = (vec![communicator], vec![Arc::clone(device)]);
+        (self.first, self.is_joined) = (number, true);
+        Ok(Ok(()))
+    }
+
     fn words(&self, status: Status) -> String {
         // SAFETY: the function gives a string that is always there, for any number.
         let text = unsafe { CStr::from_ptr((self.functions.error_string)(status)) };
         text.to_string_lossy().into_owned()
     }
 
-    /// Runs `call` for each device, with its communicator, memory address and stream, as one NCCL group.
+    /// Runs `call` for each device of this process, with its number among all members, communicator, memory address and stream, as one NCCL
+    /// group.
     fn group(
         &mut self,
         action: &'static str,
@@ -160,8 +212,8 @@ impl Nccl {
         debug_assert_eq!(members.len(), self.communicators.len(), "a communicator for each device");
         // SAFETY: a plain call.
         let mut status = unsafe { (self.functions.group_start)() };
-        for (number, ((memory, stream), &communicator)) in members.iter().zip(&self.communicators).enumerate()
-        {
+        let own = members.iter().zip(&self.communicators);
+        for (number, ((memory, stream), &communicator)) in (self.first..).zip(own) {
             if status == 0 {
                 stream.device.bind()?;
                 status = call(&self.functions, number, memory.at, communicator, stream.stream.cast());
@@ -179,7 +231,7 @@ impl Nccl {
         }
     }
 
-    /// Adds up `numbers` f64 numbers over all members, in place. Each member receives the numbers that it owns: `each` numbers for every
+    /// Adds up `numbers` f64 numbers over all members, in place; `members` are those of this process. Each member receives the numbers that it owns: `each` numbers for every
     /// member, and the rest for the last one.
     pub fn reduce_scatter(
         &mut self,
@@ -273,8 +325,10 @@ impl Drop for Nccl {
             return;
         }
         for &communicator in &self.communicators {
-            let end = if self.failed { self.functions.abort } else { self.functions.destroy };
-            // SAFETY: made in `connect`, ended here only; the streams' work is done.
+            // Destroying waits for the other members, which another process may keep longer.
+            let aborts = self.failed || self.is_joined;
+            let end = if aborts { self.functions.abort } else { self.functions.destroy };
+            // SAFETY: made in `connect` or `join`, ended here only; the streams' work is done.
             let _ = unsafe { end(communicator) };
         }
     }
