@@ -38,7 +38,8 @@ class Engine:
     comm : mpi4py.MPI.Intracomm, optional
         Processes that compute together, on CPUs or a GPU each: all of them make an engine with it, open the same store, and make the same calls
         of :meth:`Store.mttkrp` and :meth:`Store.cp`, whose results all of them get. Arguments, callbacks and progress are those of
-        rank 0. All else each process does by itself.
+        rank 0. All else each process does by itself. Of a store that ``blco-pack --split`` divided, each opens its part, and does by
+        itself what it does from that.
 
     Notes
     -----

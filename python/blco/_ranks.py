@@ -84,10 +84,15 @@ def together(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, 
     """A method of a store that all ranks call together, if there are several."""
 
     @functools.wraps(method)
-    def call(store: S, /, *arguments: P.args, **named: P.kwargs) -> R:
-        ranks: Ranks | None = store._ranks  # type: ignore[attr-defined]
+    def call(store: Any, /, *arguments: P.args, **named: P.kwargs) -> R:
+        ranks: Ranks | None = store._ranks
         if ranks is None:
             return method(store, *arguments, **named)
-        return ranks.call(store._store, lambda: method(store, *arguments, **named))  # type: ignore[attr-defined]
+
+        def compute() -> R:
+            store._store = store._store.united() or store._store
+            return method(store, *arguments, **named)
+
+        return ranks.call(store._store, compute)
 
     return call

@@ -175,6 +175,13 @@ impl Store {
         self.open.get()?.work(py, progress.as_ref(), |engine, store| engine.inner(store, &other.store))
     }
 
+    /// On rank 0: if this is a part of a tensor, all parts as one store, once the other ranks serve. Nothing for any other store.
+    fn united(&self, py: Python<'_>) -> PyResult<Option<Self>> {
+        let open = self.open.get()?;
+        let united = open.work(py, None, blco::Engine::unite)?;
+        Ok(united.map(|store| Self::new(&open.engine, &open.choices, store)))
+    }
+
     /// On a rank but 0: does what rank 0's call needs, until that ends.
     fn serve(&self, py: Python<'_>) -> PyResult<()> {
         self.open.get()?.work(py, None, |engine, store| engine.serve(store.path()))

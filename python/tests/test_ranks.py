@@ -78,6 +78,38 @@ def test_ranks_compute_what_one_process_does(count, parts):
     assert done.returncode == 0 and done.stdout.count("fine") == count, done.stdout + done.stderr
 
 
+def test_ranks_compute_from_a_part_each(parts, tmp_path):
+    """Each rank has its part alone, in a directory of its own. What it does by itself is of that part."""
+    built = os.environ.get("CARGO_TARGET_DIR", os.path.join(os.path.dirname(__file__), "../../target"))
+    program = os.path.join(built, "debug/blco-pack")
+    if not os.path.exists(program):
+        pytest.skip("no blco-pack")
+    whole = blco.open(parts)
+    found = whole[:]
+    text = "".join(f"{' '.join(map(str, at + 1))} {value!r}\n" for at, value in zip(found.coords, found.values.tolist()))
+    (tmp_path / "t.tns").write_text(text)
+    split = [program, tmp_path / "t.tns", "-o", tmp_path / "parts", "--split", "2", "--chunk-bytes", "64KiB", "-q"]
+    subprocess.run(split, check=True)
+    for rank in range(2):
+        machine = tmp_path / f"rank-{rank}"
+        (machine / "t.blco").mkdir(parents=True)
+        os.rename(tmp_path / f"parts/part-{rank + 1}-of-2", machine / f"t.blco/part-{rank + 1}-of-2")
+    script = """
+    alone = blco.Engine(threads=1).open(sys.argv[1])
+    store = blco.Engine(threads=1, comm=comm).open(f"{sys.argv[2]}/rank-{comm.rank}/t.blco")
+    assert comm.allreduce(store.norm() ** 2) ** 0.5 - alone.norm() <= 1e-9 * alone.norm()
+    factors = [np.random.default_rng(m).random((dim, 6)) for m, dim in enumerate(store.shape)]
+    near = lambda a, b: np.abs(a - b).max() <= 1e-12 * np.abs(b).max()
+    for again in range(2):
+        assert all(near(a, b) for a, b in zip(store.mttkrp(factors), alone.mttkrp(factors)))
+    fit, expected = store.cp(4, tol=0, max_iters=5).fit, alone.cp(4, tol=0, max_iters=5).fit
+    assert abs(fit - expected) <= 1e-12
+    print("fine")
+    """
+    done = ranks(2, script, parts, tmp_path)
+    assert done.returncode == 0 and done.stdout.count("fine") == 2, done.stdout + done.stderr
+
+
 def test_a_rank_that_fails_ends_all(parts, tmp_path):
     shutil.copytree(parts, tmp_path / "bad.blco")
     with open(max((tmp_path / "bad.blco").glob("chunk-*.bin")), "r+b") as chunk:

@@ -49,8 +49,12 @@ impl Product<'_> {
         let mut column = if self.adds_upper { row / LANES * LANES } else { 0 };
         while column < self.rank {
             column += match S::F64_LANES {
-                8 if self.rank - column >= 4 * LANES => self.tile::<S, R, 4>(simd, row, column),
-                8 => self.tile::<S, R, 1>(simd, row, column),
+                8 => match (self.rank - column) / LANES {
+                    4.. => self.tile::<S, R, 4>(simd, row, column),
+                    3 => self.tile::<S, R, 3>(simd, row, column),
+                    2 => self.tile::<S, R, 2>(simd, row, column),
+                    _ => self.tile::<S, R, 1>(simd, row, column),
+                },
                 4 => self.tile::<S, R, 2>(simd, row, column),
                 2 => self.tile::<S, R, 4>(simd, row, column),
                 _ => self.tile::<S, R, LANES>(simd, row, column),

@@ -69,6 +69,8 @@ pub trait Real:
     const ROUNDOFF: f64;
     /// The least positive number, a subnormal one: 2^-1074 or 2^-149.
     const LEAST: f64;
+    /// What counts as zero beside one. Products of several such numbers are not subnormal yet: five of f64, or two of f32.
+    const TINY: f64;
     /// The nearest number of this type.
     fn nearest(x: f64) -> Self;
     /// The same number as f64.
@@ -83,6 +85,7 @@ impl Real for f64 {
     const PRECISION: Precision = Precision::F64;
     const ROUNDOFF: f64 = Self::EPSILON / 2.0;
     const LEAST: f64 = Self::from_bits(1);
+    const TINY: f64 = 1e-60;
     #[inline(always)]
     fn nearest(x: f64) -> Self {
         x
@@ -103,6 +106,7 @@ impl Real for f32 {
     const PRECISION: Precision = Precision::F32;
     const ROUNDOFF: f64 = Self::EPSILON as f64 / 2.0;
     const LEAST: f64 = Self::from_bits(1) as f64;
+    const TINY: f64 = 1e-18;
     #[inline(always)]
     #[expect(clippy::cast_possible_truncation, reason = "rounding is what the caller asks for")]
     fn nearest(x: f64) -> Self {

@@ -61,13 +61,20 @@ impl Engine {
         self.inner.members.as_ref()
     }
 
-    /// Opens the store of a computation, in process 0. If that is a part, all processes hold theirs together; the store that is returned
-    /// says of the whole what [`Store::within`] does.
+    /// Opens the store of a computation, in process 0. See [`Engine::unite`].
     pub(crate) fn open_together(&self, path: &Path) -> Result<Store> {
         let store = self.open(path)?;
-        let Some(group) = self.members().filter(|_| store.whole().part.is_some()) else { return Ok(store) };
+        Ok(self.unite(&store)?.unwrap_or(store))
+    }
+
+    /// In process 0: if `store` is a part, and not united yet, has all processes hold theirs together. The store that is returned says of the
+    /// whole what [`Store::within`] does.
+    #[doc(hidden)]
+    pub fn unite(&self, store: &Store) -> Result<Option<Store>> {
+        let is_apart = store.whole().part.as_ref().is_some_and(|part| store.manifest().nnz != part.nnz);
+        let Some(group) = self.members().filter(|_| is_apart) else { return Ok(None) };
         tell(group, &Message::Unite)?;
-        unite(group, store)
+        unite(group, store.clone()).map(Some)
     }
 
     /// This process's share of `store`, if there are several: consecutive chunks. All shares have about the same number of nonzeros. To

@@ -50,7 +50,7 @@ impl Engine {
         // Only the whole has as many.
         if store.manifest().nnz != part.nnz {
             return refused(
-                "a part of a tensor, whose other parts no process has; blco-run and blco-cpd compute from all",
+                "a part of a tensor, whose other parts no process has; blco-run, blco-cpd and Python compute from all",
             );
         }
         Ok(store.of_chunks(0..store.manifest().chunks.len()))

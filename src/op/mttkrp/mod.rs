@@ -30,7 +30,7 @@ pub(super) mod rows;
 
 pub use covers::{ByCover, Served, served, serving, serving_bytes, serving_view};
 pub use group::Strategy;
-pub(super) use kernel::prefetch;
+pub(crate) use kernel::prefetch;
 
 use crate::backend::host::{HostOp, TileRoom, Tiles, Vectors, computing_bytes};
 use crate::dense::{Matrix, MatrixRef, Real};
