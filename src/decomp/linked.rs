@@ -120,7 +120,7 @@ impl<T: Real + Pod> LinkedAls<T> {
     /// Has the device add up its own rows of the sums. Returns which they are.
     fn reduce(&mut self, mode: usize) -> Result<Range<usize>> {
         // Devices wait for each other as long as a kernel may take, and not as long as a pass may.
-        self.group.all_numbers(&[])?;
+        self.group.meet()?;
         let (rows, rank) = (self.rows(mode), self.rank);
         self.linked.reduce_scatter(&[(vec![self.backend.op().partial(mode)], rows)], rank)?;
         Ok(self.linked.owned(rows)[self.group.number()].clone())

@@ -125,6 +125,12 @@ impl Group {
         Ok(all)
     }
 
+    /// Waits until all members have come here.
+    pub fn meet(&self) -> Result<()> {
+        // Of a byte, since links may leave out messages without any.
+        self.all_gather(&[0]).map(drop)
+    }
+
     /// In each round: whom this member sends to, and whom it receives from.
     fn rounds(&self) -> impl Iterator<Item = (usize, usize)> + use<> {
         let (number, count) = (self.number(), self.count());

@@ -32,6 +32,8 @@ const MESSAGE_BYTES: usize = 1 << 30;
 const LARGE: usize = 64 << 10;
 /// The longest pause between two looks.
 const PAUSE: Duration = Duration::from_micros(500);
+/// How long it looks without pauses: answers to short messages come sooner than the shortest pause ends.
+const EAGER: Duration = Duration::from_micros(100);
 
 /// What MPI gave us.
 struct Handles {
@@ -195,18 +197,18 @@ impl Mpi {
 
     /// Waits until this request is done.
     fn wait<'a, S: Scope<'a>>(&self, mut request: Request<'a, [u8], S>, pauses: bool) {
-        let mut pause = Duration::ZERO;
+        let (begun, mut pause) = (Instant::now(), Duration::ZERO);
         loop {
             request = match self.with(|_| request.test()) {
                 Ok(_) => return,
                 Err(request) => request,
             };
-            if pause.is_zero() || !pauses {
+            if !pauses || begun.elapsed() < EAGER {
                 std::thread::yield_now();
-            } else {
-                std::thread::sleep(pause);
+                continue;
             }
             pause = (pause + Duration::from_micros(5)).min(PAUSE);
+            std::thread::sleep(pause);
         }
     }
 }

@@ -27,9 +27,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 /// Bytes of a window's fibers, and of what its tiles leave to each other, unless a single tile takes more.
-pub const WINDOW_BYTES: u64 = 8 << 20;
-/// Windows at a time: one is computed while the other is copied back and handed over.
-const WINDOWS: usize = 2;
+pub const WINDOW_BYTES: u64 = 16 << 20;
+/// Windows at a time: one is computed and one is copied back, while others wait to be handed over, so that the link always has work.
+const WINDOWS: usize = 4;
 /// Fibers of a piece that is handed over: threads share a window's pieces.
 const FIBERS_TOGETHER: usize = 4096;
 
@@ -383,7 +383,7 @@ impl<T: Real + Pod> DeviceTtm<T> {
         while first_tile < self.arguments.tiles {
             self.sys.check_cancelled()?;
             let end_tile = self.end_of_window(ended, first_tile);
-            let (at, carry) = (sent % WINDOWS, number % WINDOWS);
+            let (at, carry) = (sent % WINDOWS, number % self.carries.len());
             if on_the_way.len() == WINDOWS {
                 self.hand_over(&mut on_the_way, sink)?;
             }
