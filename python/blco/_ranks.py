@@ -92,8 +92,13 @@ def together(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, 
             return method(store, *arguments, **named)
 
         def compute() -> R:
-            store._store = store._store.united() or store._store
-            return method(store, *arguments, **named)
+            # For this call alone: the other ranks open theirs again to serve the next.
+            own = store._store
+            store._store = own.united() or own
+            try:
+                return method(store, *arguments, **named)
+            finally:
+                store._store = own
 
         return ranks.call(store._store, compute)
 
