@@ -4,6 +4,7 @@ use super::devices::DeviceSet;
 use crate::backend::device::{DeviceOrder, MttkrpVariant, TtvVariant};
 use crate::backend::devices::Divide;
 use crate::backend::host::Vectors;
+use crate::op::mttkrp::{serving, serving_view};
 use crate::store::Store;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -74,5 +75,14 @@ impl Options {
     #[must_use]
     pub fn on_cpu(&self, store: &Store) -> Store {
         if self.device_order == DeviceOrder::Store { store.clone() } else { store.flat() }
+    }
+
+    /// What MTTKRP of `modes`, from 0, in one pass on a GPU reads of a store. If several covers serve the modes, it is one of them: fewer chunks
+    /// are copied and expanded, and copies sorted by mode take the place of other covers. In the store's order, if that was asked for, it is all.
+    #[must_use]
+    pub fn on_gpu(&self, store: &Store, modes: &[usize]) -> Store {
+        let is_one = serving(store.whole(), modes).len() == 1;
+        let all = is_one || self.device_order == DeviceOrder::Store;
+        serving_view(&if all { store.clone() } else { store.flat() }, modes)
     }
 }

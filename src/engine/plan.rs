@@ -211,8 +211,11 @@ impl Engine {
         if let Some(share) = self.share(store)? {
             return self.plan_share::<T>(&share, demand, self.options().device);
         }
-        // Each mode is computed from the cover that serves it best; decompositions on the CPU, and several GPUs, read one cover.
-        let served = serving_view(store, demand.modes);
+        // In a decomposition on a GPU, each mode is computed from the cover that serves it best.
+        let served = match demand.starts {
+            Some(_) => serving_view(store, demand.modes),
+            None => self.options().on_gpu(store, demand.modes),
+        };
         let find = |limits: &DeviceLimits| {
             let numbers = self.several()?;
             let devices = numbers.as_ref().map_or(1, Vec::len);

@@ -8,8 +8,8 @@ use crate::backend::plan::DevicePlan;
 use crate::dense::{FactorView, Real};
 use crate::engine::Engine;
 use crate::error::Result;
+use crate::op::mttkrp::ModeMatrix;
 use crate::op::mttkrp::cuda::DeviceMttkrp;
-use crate::op::mttkrp::{ModeMatrix, serving_view};
 use crate::store::Store;
 use crate::stream::{Executor, PassReport, Plan, Span};
 
@@ -31,7 +31,7 @@ impl<T: Real> OnGpu<T> {
         device_plan: &DevicePlan,
     ) -> Result<Self> {
         let gpu = &engine.gpu()?;
-        let store = &serving_view(store, modes);
+        let store = &engine.options().on_gpu(store, modes);
         let op = DeviceMttkrp::prepare(gpu, store, rank, modes, &engine.kernels(device_plan))?;
         let mut backend = CudaBackend::new(gpu, store, device_plan, op)?;
         let executor = Executor::new(store, plan, &mut backend)?;
