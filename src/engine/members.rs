@@ -186,6 +186,7 @@ impl Engine {
         self.take_share((store, &share), rank, cp, plan).map(Some)
     }
 
+    #[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "GPUs prepare for `cp`"))]
     fn take_share<T: Real>(
         &self,
         (store, share): (&Store, &Store),
