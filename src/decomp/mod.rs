@@ -6,7 +6,8 @@
 //!
 //! An [`AlsBackend`] holds the factors and runs the passes: [`host`], or a GPU (`cuda`). Outside a backend, this module
 //! sees only rank x rank matrices. Backends that share a tensor use a [`Collective`](collective::Collective) to add up
-//! sums and exchange updated rows: processes ([`members`]), on CPUs or with a GPU each (`linked`, or `hybrid` without NCCL). Several GPUs of one process do the same in
+//! sums and exchange updated rows: processes ([`members`]), on CPUs or with a GPU each (`linked`, or `hybrid` without NCCL).
+//! Several GPUs of one process do the same in
 //! their memory (`devices`).
 
 pub mod checkpoint;

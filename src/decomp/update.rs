@@ -245,8 +245,8 @@ impl FactorPart {
     }
 }
 
-/// Stores the rows `new` in `rows`, rounded, tiny numbers as zero, where `starts` says, and leaves them rounded; other rows become zero. Adds the products
-/// of `new` with the sums to `inner`.
+/// Stores the rows `new` in `rows` where `starts` says, rounded, with tiny numbers as zero, and leaves them so; other rows become zero. Adds
+/// the products of `new` with the sums to `inner`.
 struct StoreRows<'a, T> {
     sums: &'a mut [f64],
     rows: &'a mut [T],

@@ -151,9 +151,9 @@ impl Group {
         owned(rows, self.count)
     }
 
-    /// Adds up what a pass has left of some modes on each device of this process, each mode with its rows of `rank` columns: of the rows that a device
-    /// owns, its sums become those of all, or, rounded, its results. What its sums hold of other rows means nothing afterwards. No device
-    /// is at work.
+    /// Adds up what a pass has left of some modes on each device, those of this process given, each mode with its rows of `rank` columns: of
+    /// the rows that a device owns, its sums become those of all, or, rounded, its results. What its sums hold of other rows means nothing
+    /// afterwards. No device is at work.
     pub fn reduce_scatter(&mut self, modes: &[(Vec<Partial<'_>>, usize)], rank: usize) -> Result<()> {
         let started = modes.iter().try_for_each(|(partials, rows)| {
             let owned = self.owned(*rows);

@@ -231,8 +231,8 @@ impl Nccl {
         }
     }
 
-    /// Adds up `numbers` f64 numbers over all members, in place; `members` are those of this process. Each member receives the numbers that it owns: `each` numbers for every
-    /// member, and the rest for the last one.
+    /// Adds up `numbers` f64 numbers over all members, in place; `members` are those of this process. Each member receives the numbers that
+    /// it owns: `each` numbers for every member, and the rest for the last one.
     pub fn reduce_scatter(
         &mut self,
         members: &[(&Memory, &Stream)],
