@@ -6,8 +6,8 @@
 //! rank matrices. No second pass over a factor is needed.
 //!
 //! **Tiny numbers.** Columns have a length near one, and numbers far below what rounding leaves of it count as zero. Otherwise rows of hypersparse
-//! tensors go through numbers so small that their products are subnormal, which processors multiply slowly: passes and updates took up to four times
-//! as long for some iterations.
+//! tensors go through numbers so small that their products are subnormal, which processors multiply slowly: for some
+//! iterations, updates took three to four times as long, and passes half as long again.
 //!
 //! **Order of additions.** Rows are divided into parts by their number and the rank alone. Blocks of rows are added up
 //! within a part, and the parts in order. The result therefore does not depend on threads or on the number of members
