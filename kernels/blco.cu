@@ -1,23 +1,26 @@
 // The kernels by name. Without options: the instances that are embedded as PTX and serve every order and rank.
 // With BLCO_RANK and the options beside it below: `mttkrp`, `finish_real`, `fix_up_real`, `clear_real`, and with BLCO_SORTED
-// `mttkrp_sorted`, for that rank and these options.
+// `mttkrp_sorted`, for that rank (0: any) and these options. BLCO_SWEEP is Sweep, or KroneckerSweep for SpTTMc.
 #include "sorted.cuh"
 
 // Thread blocks that share a multiprocessor hold 1024 threads of 64 registers.
 #define BOUNDS(tiles) __launch_bounds__(tiles * BLCO_TILE_THREADS, 1024 / (tiles * BLCO_TILE_THREADS))
-#define MTTKRP(name, layout, real, order, tiles, lanes, columns, batch, rank)                                          \
+#define TILES_OF(sweep, name, layout, real, order, tiles, lanes, columns, batch, rank)                                 \
     extern "C" __global__ void BOUNDS(tiles) name(const MttkrpArgs args)                                               \
     {                                                                                                                  \
         typedef Shape<tiles, tiles * BLCO_TILE_THREADS> OfBlock;                                                       \
-        mttkrp<layout, real, order, OfBlock, Lanes<lanes, columns, batch>, rank>(args);                                \
+        mttkrp<layout, real, order, OfBlock, Lanes<lanes, columns, batch>, rank, real, 1, sweep>(args);                \
     }
 
-#define SORTED(name, real, order, lanes, columns, batch, rank)                                                         \
+#define SORTED_OF(sweep, name, real, order, lanes, columns, batch, rank)                                               \
     extern "C" __global__ void BOUNDS(BLCO_SORTED_TILES) name(const MttkrpArgs args)                                   \
     {                                                                                                                  \
         typedef Shape<BLCO_SORTED_TILES, BLCO_SORTED_TILES * BLCO_TILE_THREADS> OfBlock;                               \
-        mttkrp_sorted<real, order, OfBlock, Lanes<lanes, columns, batch>, rank>(args);                                 \
+        mttkrp_sorted<real, order, OfBlock, Lanes<lanes, columns, batch>, rank, real, sweep>(args);                    \
     }
+
+#define MTTKRP(...) TILES_OF(Sweep, __VA_ARGS__)
+#define SORTED(...) SORTED_OF(Sweep, __VA_ARGS__)
 
 #define WIDE(name, layout, order, tiles, times)                                                                        \
     extern "C" __global__ void __launch_bounds__(tiles * BLCO_TILE_THREADS, times > 1 ? 1 : 1024 / (tiles * BLCO_TILE_THREADS))   \
@@ -35,18 +38,8 @@
     }
 
 #define TTMC(name, layout, real, order, tiles)                                                                         \
-    extern "C" __global__ void BOUNDS(tiles) name(const MttkrpArgs args)                                               \
-    {                                                                                                                  \
-        typedef Shape<tiles, tiles * BLCO_TILE_THREADS> OfBlock;                                                       \
-        mttkrp<layout, real, order, OfBlock, Lanes<16, 2, 2>, 0, real, 1, KroneckerSweep>(args);                       \
-    }
-
-#define TTMC_SORTED(name, real, order)                                                                                 \
-    extern "C" __global__ void BOUNDS(BLCO_SORTED_TILES) name(const MttkrpArgs args)                                   \
-    {                                                                                                                  \
-        typedef Shape<BLCO_SORTED_TILES, BLCO_SORTED_TILES * BLCO_TILE_THREADS> OfBlock;                               \
-        mttkrp_sorted<real, order, OfBlock, Lanes<16, 2, 2>, 0, real, KroneckerSweep>(args);                           \
-    }
+    TILES_OF(KroneckerSweep, name, layout, real, order, tiles, 8, 8, 8 / sizeof(real), 0)
+#define TTMC_SORTED(name, real, order) SORTED_OF(KroneckerSweep, name, real, order, 8, 8, 8 / sizeof(real), 0)
 
 #define OF_ROWS(name, threads, real)                                                                                   \
     extern "C" __global__ void finish_##name(const double* sums, u32 copies, u64 elements, real* result)               \
@@ -63,10 +56,10 @@
     }
 
 #ifdef BLCO_RANK
-MTTKRP(mttkrp, BLCO_LAYOUT, BLCO_REAL, BLCO_ORDER, BLCO_TILES, BLCO_LANES, BLCO_COLUMNS, BLCO_BATCH, BLCO_RANK)
+TILES_OF(BLCO_SWEEP, mttkrp, BLCO_LAYOUT, BLCO_REAL, BLCO_ORDER, BLCO_TILES, BLCO_LANES, BLCO_COLUMNS, BLCO_BATCH, BLCO_RANK)
 OF_ROWS(real, BLCO_ROW_THREADS, BLCO_REAL)
 #ifdef BLCO_SORTED
-SORTED(mttkrp_sorted, BLCO_REAL, BLCO_ORDER, BLCO_LANES, BLCO_COLUMNS, BLCO_BATCH, BLCO_RANK)
+SORTED_OF(BLCO_SWEEP, mttkrp_sorted, BLCO_REAL, BLCO_ORDER, BLCO_LANES, BLCO_COLUMNS, BLCO_BATCH, BLCO_RANK)
 #endif
 #else
 #include "dense.cuh"

@@ -31,6 +31,30 @@ template <class T, int N> __device__ __forceinline__ void take(const T* from, T 
     for (int i = 0; i < N; ++i) to[i] = numbers.x[i];
 }
 
+// The same of memory that the kernel only reads, aligned to the largest power of two, up to 16, that divides its bytes.
+template <class PIECE, class T, int N> __device__ __forceinline__ void take_pieces(const T* from, T (&to)[N])
+{
+    constexpr int OF = sizeof(PIECE) / sizeof(T);
+#pragma unroll
+    for (int i = 0; i < N; i += OF) {
+        union {
+            PIECE piece;
+            T x[OF];
+        } taken;
+        taken.piece = __ldg((const PIECE*)(from + i));
+#pragma unroll
+        for (int k = 0; k < OF; ++k) to[i + k] = taken.x[k];
+    }
+}
+
+template <class T, int N> __device__ __forceinline__ void take_read_only(const T* from, T (&to)[N])
+{
+    constexpr int BYTES = N * sizeof(T);
+    if constexpr (BYTES % 16 == 0) take_pieces<uint4>(from, to);
+    else if constexpr (BYTES % 8 == 0) take_pieces<uint2>(from, to);
+    else take_pieces<u32>(from, to);
+}
+
 // The columns of a thread in one sweep over the rank: column(0) and others at distances of LANES. WHOLE: none is beyond the rank.
 template <class S, bool WHOLE> struct Sweep {
     // The sweep's first column, the rank, and the thread's place in its group.
@@ -54,11 +78,49 @@ template <class S, bool WHOLE> struct Sweep {
         for (int c = 0; c < S::COLUMNS; ++c) x[c] = __ldg(row + (WHOLE ? c * S::LANES : column(c) < rank ? column(c) : 0));
     }
 
-    // The elements that the thread's columns of a product take from row `index` of the factor of `mode`, the group's column k.
-    template <class FACTOR, class T>
-    __device__ __forceinline__ void of_factor(const MttkrpArgs& a, u32, u32 mode, u32 index, T (&x)[S::COLUMNS]) const
+    // Sweeps over a rank begin below this column, and their column number `i` is this one of the result, if it is below the rank.
+    static __device__ __forceinline__ u32 end(const MttkrpArgs&, u32, u32 rank) { return rank; }
+    static __device__ __forceinline__ u32 column_of(const MttkrpArgs&, u32, u32 start, u32 i, u32) { return start + i; }
+
+    // Loads into `rows` the factor rows of BATCH nonzeros, from place i on; the factor's indices are the group's column k.
+    // Multiplies `product` by them if `more` factors follow.
+    template <class FACTOR, class GROUP, class T>
+    __device__ __forceinline__ void load_rows(const GROUP& group, const MttkrpArgs& a, u32 mode, u32 k, u32 i, bool more,
+                                              T (&product)[S::BATCH][S::COLUMNS], T (&rows)[S::BATCH][S::COLUMNS]) const
     {
-        load(base((const FACTOR*)a.factors[mode]) + (u64)index * rank, x);
+        const FACTOR* const factor = base((const FACTOR*)a.factors[k == mode ? 0 : k]);
+        u32 index[S::BATCH];
+        take(group.index[k] + i, index);
+#pragma unroll
+        for (int b = 0; b < S::BATCH; ++b) {
+            load(factor + (u64)index[b] * rank, rows[b]);
+#pragma unroll
+            for (int c = 0; c < S::COLUMNS; ++c) {
+                if (more) product[b][c] *= rows[b][c];
+            }
+        }
+    }
+
+    // Of BATCH nonzeros from place i on: their values times the rows of all factors but the last, and the rows of that.
+    template <class FACTOR, class T, int ORDER, class SHAPE>
+    __device__ __forceinline__ void terms(const Group<T, ORDER, SHAPE, S>& group, const MttkrpArgs& a, u32 mode, u32 i,
+                                          T (&product)[S::BATCH][S::COLUMNS], T (&last)[S::BATCH][S::COLUMNS]) const
+    {
+        {
+            T value[S::BATCH];
+            take(group.value + i, value);
+#pragma unroll
+            for (int b = 0; b < S::BATCH; ++b) {
+#pragma unroll
+                for (int c = 0; c < S::COLUMNS; ++c) product[b][c] = value[b];
+            }
+        }
+        if (ORDER < BLCO_ORDER_MAX) {
+#pragma unroll
+            for (int k = 1; k < ORDER; ++k) load_rows<FACTOR>(group, a, mode, k, i, k + 1 < ORDER, product, last);
+        } else {
+            for (u32 k = 1; k < a.order; ++k) load_rows<FACTOR>(group, a, mode, k, i, k + 1 < a.order, product, last);
+        }
     }
 
     // Adds a thread's sums to a row, of which `row` is the base.
@@ -81,52 +143,115 @@ template <class S, bool WHOLE> struct Sweep {
 };
 
 // Columns of a Kronecker product instead (SpTTMc; Liu et al., CLUSTER 2017, equation 4): column j of the product takes element
-// `j / stride % width` of each factor's row.
-template <class S, bool WHOLE> struct KroneckerSweep : Sweep<S, false> {
-    // For each of the group's columns except the target's: the element of a factor's row that each of the thread's columns takes.
-    u32 number[BLCO_ORDER_MAX][S::COLUMNS];
+// `j / stride % width` of each factor's row. All columns of a thread take the same elements but of one factor, the *near* one, whose
+// elements vary second fastest: of that they take COLUMNS that follow one another. So each thread multiplies the other elements once a
+// nonzero, and adjacent threads update adjacent columns. WHOLE is of no use here.
+template <class S, bool WHOLE> struct KroneckerSweep {
+    // The rank, the group's column of the near factor, and for each other column the element of its factor's row.
+    u32 rank, near, number[BLCO_ORDER_MAX];
+    // The thread's first column of the product, how far apart they are, how many there are, and the first one's element of the near
+    // factor's row.
+    u32 first, stride, count, element;
+    // The thread's place in its group.
+    u32 lane;
 
-    __device__ __forceinline__ KroneckerSweep(const MttkrpArgs& a, u32 target, u32 start_, u32 rank_) : Sweep<S, false>(a, target, start_, rank_)
+    // The mode whose elements vary second fastest; fastest if there is no other.
+    static __device__ __forceinline__ u32 near_mode(const MttkrpArgs& a, u32 target)
     {
+        const u32 fastest = target + 1 == a.order ? a.order - 2 : a.order - 1;
+        if (a.order == 2) return fastest;
+        return fastest - 1 != target ? fastest - 1 : fastest - 2;
+    }
+
+    // A thread takes consecutive elements of the near factor: one of `runs_of` runs of nearly the same length, up to COLUMNS.
+    static __device__ __forceinline__ u32 runs_of(u32 width) { return (width + S::COLUMNS - 1) / S::COLUMNS; }
+
+    static __device__ __forceinline__ u32 end(const MttkrpArgs& a, u32 target, u32 rank)
+    {
+        const u32 width = a.widths[near_mode(a, target)];
+        return rank / width * runs_of(width) * S::COLUMNS;
+    }
+
+    __device__ __forceinline__ KroneckerSweep(const MttkrpArgs& a, u32 target, u32 start, u32 rank_, u32 lane_ = threadIdx.x % S::LANES)
+        : rank(rank_), lane(lane_)
+    {
+        const u32 mode = near_mode(a, target), width = a.widths[mode], runs = runs_of(width), unit = start / S::COLUMNS + lane;
+        near = mode == 0 ? target : mode;
+        stride = a.strides[mode];
+        const u32 slower = unit / stride, length = (width + runs - 1) / runs;
+        element = slower % runs * length;
+        first = (slower / runs * width + element) * stride + unit % stride;
+        count = first >= rank || element >= width ? 0 : width - element < length ? width - element : length;
+        // Lanes that have no columns load what lies in all rows.
+        if (count == 0) element = 0;
 #pragma unroll
         for (u32 k = 1; k < BLCO_ORDER_MAX; ++k) {
             if (k >= a.order) break;
-            const u32 mode = k == target ? 0 : k;
-#pragma unroll
-            for (int c = 0; c < S::COLUMNS; ++c) {
-                const u32 column = this->column(c);
-                number[k][c] = column < rank_ ? column / a.strides[mode] % a.widths[mode] : 0;
-            }
+            const u32 m = k == target ? 0 : k;
+            number[k] = count == 0 ? 0 : first / a.strides[m] % a.widths[m];
         }
     }
 
-    template <class FACTOR, class T>
-    __device__ __forceinline__ void of_factor(const MttkrpArgs& a, u32 k, u32 mode, u32 index, T (&x)[S::COLUMNS]) const
+    static __device__ __forceinline__ u32 column_of(const MttkrpArgs& a, u32 target, u32 start, u32 i, u32 rank)
     {
-        const FACTOR* const row = (const FACTOR*)a.factors[mode] + (u64)index * a.widths[mode];
-#pragma unroll
-        for (int c = 0; c < S::COLUMNS; ++c) x[c] = __ldg(row + number[k][c]);
+        const KroneckerSweep of(a, target, start, rank, i % S::LANES);
+        return i / S::LANES < of.count ? of.first + i / S::LANES * of.stride : rank;
     }
-};
 
-// Loads into `rows` the factor rows of BATCH nonzeros, from place i on; the factor's indices are the group's column k. Multiplies
-// `product` by them if `more` factors follow.
-template <class FACTOR, class T, int ORDER, class SHAPE, class S, class SWEEP>
-__device__ __forceinline__ void load_rows(const SWEEP& sweep, const Group<T, ORDER, SHAPE, S>& group,
-                                          const MttkrpArgs& a, u32 mode, u32 k, u32 i, bool more, T (&product)[S::BATCH][S::COLUMNS],
-                                          T (&rows)[S::BATCH][S::COLUMNS])
-{
-    u32 index[S::BATCH];
-    take(group.index[k] + i, index);
+    template <class T> __device__ __forceinline__ T* base(T* matrix) const { return matrix + first; }
+
+    template <class FACTOR, class T, int ORDER, class SHAPE>
+    __device__ __forceinline__ void terms(const Group<T, ORDER, SHAPE, S>& group, const MttkrpArgs& a, u32 mode, u32 i,
+                                          T (&product)[S::BATCH][S::COLUMNS], T (&last)[S::BATCH][S::COLUMNS]) const
+    {
+        u32 index[S::BATCH];
+        T value[S::BATCH];
+        take(group.value + i, value);
 #pragma unroll
-    for (int b = 0; b < S::BATCH; ++b) {
-        sweep.template of_factor<FACTOR>(a, k, k == mode ? 0 : k, index[b], rows[b]);
+        for (int k = 1; k < ORDER; ++k) {
+            if (ORDER == BLCO_ORDER_MAX && k >= (int)a.order) break;
+            if (k == (int)near) continue;
+            const u32 m = k == (int)mode ? 0 : k;
+            const FACTOR* const factor = (const FACTOR*)a.factors[m] + number[k];
+            take(group.index[k] + i, index);
+#pragma unroll
+            for (int b = 0; b < S::BATCH; ++b) value[b] *= __ldg(factor + (u64)index[b] * a.widths[m]);
+        }
+        const u32 m = near == mode ? 0 : near, width = a.widths[m];
+        const FACTOR* const factor = (const FACTOR*)a.factors[m] + element;
+        take(group.index[near] + i, index);
+#pragma unroll
+        for (int b = 0; b < S::BATCH; ++b) {
+            const FACTOR* const row = factor + (u64)index[b] * width;
+            if (width % S::COLUMNS == 0) {
+                take_read_only(row, last[b]);
+            } else {
+#pragma unroll
+                for (int c = 0; c < S::COLUMNS; ++c) last[b][c] = __ldg(row + (c < (int)count ? c : 0));
+            }
+#pragma unroll
+            for (int c = 0; c < S::COLUMNS; ++c) product[b][c] = value[b];
+        }
+    }
+
+    // Adds a thread's sums to a row, of which `row` is the base.
+    template <class T> __device__ __forceinline__ void add(double* row, const T (&sum)[S::COLUMNS]) const
+    {
 #pragma unroll
         for (int c = 0; c < S::COLUMNS; ++c) {
-            if (more) product[b][c] *= rows[b][c];
+            if (c < (int)count) atomicAdd(row + c * stride, (double)sum[c]);
         }
     }
-}
+
+    // Writes the sums there.
+    template <class T> __device__ __forceinline__ void write(T* row, const T (&sum)[S::COLUMNS]) const
+    {
+#pragma unroll
+        for (int c = 0; c < S::COLUMNS; ++c) {
+            if (c < (int)count) row[c * stride] = sum[c];
+        }
+    }
+};
 
 // Adds up nonzeros `begin` to `end` of a group, in whole batches. `done` gets the sums of each row, and whether the row is
 // the last.
@@ -144,21 +269,7 @@ __device__ __forceinline__ void accumulate(const SWEEP& sweep, const Group<T, OR
         T product[BATCH][COLUMNS], last[BATCH][COLUMNS];
         u32 rows[BATCH];
         take(group.index[0] + i, rows);
-        {
-            T value[BATCH];
-            take(group.value + i, value);
-#pragma unroll
-            for (int b = 0; b < BATCH; ++b) {
-#pragma unroll
-                for (int c = 0; c < COLUMNS; ++c) product[b][c] = value[b];
-            }
-        }
-        if (ORDER < BLCO_ORDER_MAX) {
-#pragma unroll
-            for (int k = 1; k < ORDER; ++k) load_rows<FACTOR>(sweep, group, a, mode, k, i, k + 1 < ORDER, product, last);
-        } else {
-            for (u32 k = 1; k < a.order; ++k) load_rows<FACTOR>(sweep, group, a, mode, k, i, k + 1 < a.order, product, last);
-        }
+        sweep.template terms<FACTOR>(group, a, mode, i, product, last);
 #pragma unroll
         for (int b = 0; b < BATCH; ++b) {
             if (rows[b] != row) {
@@ -183,7 +294,8 @@ __device__ __forceinline__ void reduce(const Group<T, ORDER, SHAPE, S>& group, c
     constexpr u32 SHARE = Group<T, ORDER, SHAPE, S>::SHARE;
     const u32 begin = threadIdx.x / S::LANES * SHARE, end = begin + SHARE < nnz ? begin + SHARE : nnz;
     if (begin >= end) return;
-    for (u32 start = blockIdx.y * S::SWEEP; start < rank; start += gridDim.y * S::SWEEP) {
+    const u32 columns = SWEEP::end(a, mode, rank);
+    for (u32 start = blockIdx.y * S::SWEEP; start < columns; start += gridDim.y * S::SWEEP) {
         const SWEEP sweep(a, mode, start, rank);
         double* const out = sweep.base(sums);
         accumulate<FACTOR>(sweep, group, a, mode, begin, end,

@@ -87,7 +87,7 @@ __device__ __forceinline__ void mttkrp_sorted(const MttkrpArgs& a)
     static_assert(S::SWEEP <= SHAPE::THREADS, "a thread for each column");
     __shared__ Group<T, ORDER, SHAPE, S> group;
     // Sums of the first and the last row of each share.
-    __shared__ double ends[2][SHAPE::NNZ / SHARE][S::SWEEP];
+    __shared__ T ends[2][SHAPE::NNZ / SHARE][S::SWEEP];
     static_assert(sizeof(group) + sizeof(ends) <= 48 << 10, "what every device lets a thread block have");
     const Target target = a.targets[0];
     const Chunk chunk = a.chunks == 0 ? a.one : chunk_of((const Chunk*)a.chunks, a.chunk_count, blockIdx.x);
@@ -95,22 +95,24 @@ __device__ __forceinline__ void mttkrp_sorted(const MttkrpArgs& a)
     bool bad = false;
     const u32 nnz = gather<Tiled, true>(group, a, target.mode, (const u8*)chunk.image, tile, bad);
     if (bad) atomicMin((u32*)a.fault, chunk.number);
-    const u32 rank = RANK > 0 ? RANK : a.rank, share = threadIdx.x / S::LANES, entries = 2 * ((nnz + SHARE - 1) / SHARE);
+    typedef SWEEP<S, WHOLE> Columns;
+    const u32 rank = RANK > 0 ? RANK : a.rank, columns = Columns::end(a, target.mode, rank);
+    const u32 share = threadIdx.x / S::LANES, entries = 2 * ((nnz + SHARE - 1) / SHARE);
     const u32 begin = share * SHARE, end = begin + SHARE < nnz ? begin + SHARE : nnz;
     const auto row_of = [&](u32 e) {
         const u32 past = (e / 2 + 1) * SHARE;
         return group.index[0][group.place(e % 2 == 0 ? e / 2 * SHARE : (past < nnz ? past : nnz) - 1)];
     };
-    for (u32 start = 0; start < rank; start += S::SWEEP) {
+    for (u32 start = 0; start < columns; start += S::SWEEP) {
         if (begin < end) {
-            const SWEEP<S, WHOLE> sweep(a, target.mode, start, rank);
+            const Columns sweep(a, target.mode, start, rank);
             T* const out = sweep.base((T*)target.sums);
             double* const sums = sweep.base((double*)target.sums);
             const u32 first = group.index[0][group.place(begin)];
             // The share's first and last row each have an entry; a row that is both has the first.
             const auto keep = [&](u32 which, const T (&sum)[S::COLUMNS], bool there) {
 #pragma unroll
-                for (int c = 0; c < S::COLUMNS; ++c) ends[which][share][sweep.lane + c * S::LANES] = there ? (double)sum[c] : 0.0;
+                for (int c = 0; c < S::COLUMNS; ++c) ends[which][share][sweep.lane + c * S::LANES] = there ? sum[c] : T(0);
             };
             const auto done = [&](u32 row, const T (&sum)[S::COLUMNS], bool last) {
                 if (row == first) keep(0, sum, true);
@@ -123,14 +125,14 @@ __device__ __forceinline__ void mttkrp_sorted(const MttkrpArgs& a)
         __syncthreads();
         const u32 first_row = row_of(0), last_row = row_of(entries - 1);
         if (start == 0 && threadIdx.x < 2) ((u32*)a.carry_rows)[2 * blockIdx.x + threadIdx.x] = threadIdx.x == 0 ? first_row : last_row;
-        const u32 column = start + threadIdx.x;
+        const u32 column = Columns::column_of(a, target.mode, start, threadIdx.x, rank);
         if (threadIdx.x < S::SWEEP && column < rank) {
-            const auto sum_of = [&](u32 e) { return ends[e % 2][e / 2][threadIdx.x]; };
+            const auto sum_of = [&](u32 e) { return (double)ends[e % 2][e / 2][threadIdx.x]; };
             add_up_rows<4>(entries, row_of, sum_of,
                     Written<T>(first_row, last_row, {target.sums, column, rank, a.add},
                                (double*)a.carry_sums + 2ull * blockIdx.x * rank + column));
         }
-        if (start + S::SWEEP < rank) __syncthreads();
+        if (start + S::SWEEP < columns) __syncthreads();
     }
 }
 

@@ -22,8 +22,10 @@ pub struct Operation {
     pub result_bytes: Option<u64>,
     /// Its target modes, from 0: a part for each.
     pub modes: Vec<usize>,
-    /// Columns of the factors.
+    /// Columns of its results, at most.
     pub rank: usize,
+    /// Columns of each mode's factor, if they are not that many.
+    pub factor_columns: Option<Vec<usize>>,
     /// Their precision.
     pub precision: Precision,
     /// Bytes per part for sorting the given number of nonzeros.

@@ -60,7 +60,7 @@ pub struct EngineArgs {
     /// installed
     #[arg(long, default_value = "auto", value_parser = one_of([("auto", None), ("compiled", Some(true)), ("embedded", Some(false))]))]
     kernels: Compiled,
-    /// GPU kernel, for measurements. MTTKRP: tiles, lanes, columns and batch, as in t4l16c2b4, or t4l16c1b4s for split columns. TTV:
+    /// GPU kernel, for measurements. MTTKRP and SpTTMc: tiles, lanes, columns and batch, as in t4l16c2b4, or t4l16c1b4s for split columns. TTV:
     /// balanced or two-level
     #[arg(long, value_name = "VARIANT")]
     kernel: Option<KernelVariant>,
@@ -159,11 +159,11 @@ impl EngineArgs {
     pub fn check_kernel(&self, operation: &str, on_gpu: bool) -> Result<()> {
         let named = match self.kernel {
             None => return Ok(()),
-            Some(KernelVariant::Mttkrp(_)) => "MTTKRP",
-            Some(KernelVariant::Ttv(_)) => "TTV",
+            Some(KernelVariant::Mttkrp(_)) => &["MTTKRP", "SpTTMc"][..],
+            Some(KernelVariant::Ttv(_)) => &["TTV"],
         };
-        match named == operation {
-            false => Err(Error::request(format!("--kernel names a kernel of {named}"))),
+        match named.contains(&operation) {
+            false => Err(Error::request(format!("--kernel names a kernel of {}", named.join(" or ")))),
             true if !on_gpu => Err(not_on_cpu("--kernel")),
             true => Ok(()),
         }

@@ -20,6 +20,14 @@
 #define __shared__ static __thread
 #define __restrict__ __restrict
 
+struct alignas(8) uint2 {
+    unsigned x, y;
+};
+
+struct alignas(16) uint4 {
+    unsigned x, y, z, w;
+};
+
 struct dim3 {
     unsigned x, y, z;
 };

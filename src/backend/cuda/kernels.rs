@@ -99,19 +99,16 @@ impl KernelSource {
         spec: &Specialisation,
         factor_bytes: u64,
     ) -> error::Result<MttkrpKernels> {
-        let Specialisation { precision, order, rank, .. } = *spec;
         if let Some(variant) = self.variant {
             let refused = |why| Error::request(format!("kernel {variant}: {why}"));
-            variant.suits(precision, order).map_err(refused)?;
+            spec.takes(&variant).map_err(refused)?;
         }
         let spread = self.rows_per_nonzero.is_some_and(|rows| rows > HARDLY_MEET);
-        let variant = self
-            .variant
-            .unwrap_or_else(|| MttkrpVariant::compiled(precision, order, rank, factor_bytes, spread));
+        let variant = self.variant.unwrap_or_else(|| spec.compiled_variant(factor_bytes, spread));
         let why = match self.compiled(device, sys, spec, &variant) {
             Ok(image) => {
                 let module = device.module(&image.bytes)?;
-                let name = spec.report_name(&variant) + &format!(", rank {rank}");
+                let name = spec.compiled_name(&variant);
                 let report = KernelReport { name, origin: image.origin, why: image.cache_refused };
                 let sorted = spec.has_sorted().then(|| SPECIALISED_SORTED.to_owned());
                 return MttkrpKernels::new(&module, SPECIALISED_NAME, sorted, "real", variant, report);
@@ -121,7 +118,7 @@ impl KernelSource {
             }
             Err(why) => why,
         };
-        let variant = MttkrpVariant::embedded(precision, order, rank, spread);
+        let (precision, variant) = (spec.precision, spec.embedded_variant(spread));
         let name = spec.embedded_name(&variant);
         let sorted = spec.has_sorted().then(|| spec.embedded_sorted_name(&variant));
         let of_rows = of_rows(precision.name());
@@ -173,22 +170,6 @@ impl MttkrpKernels {
             variant,
             report,
         })
-    }
-}
-
-impl MttkrpKernels {
-    /// The kernels of SpTTMc, which are embedded and serve any ranks.
-    pub fn ttmc(device: &Arc<Device>, spec: &Specialisation) -> error::Result<Self> {
-        let (precision, order) = (spec.precision.name(), spec.embedded_order());
-        let tiles = if order == ORDER_MAX { 2 } else { 4 };
-        let variant = MttkrpVariant { tiles, lanes: 16, columns: 2, batch: 2, split: false };
-        let name = format!("ttmc_{}_{precision}_o{order}", spec.layout_name());
-        let sorted = spec.has_sorted().then(|| format!("ttmc_sorted_{precision}_o{order}"));
-        let of_rows = of_rows(precision);
-        let names = [&name].into_iter().chain(&sorted).chain(&of_rows).map(String::as_str);
-        let module = device.module(&embedded_ptx(&names.collect::<Vec<_>>()))?;
-        let report = KernelReport { name: name.clone(), origin: Origin::Embedded, why: None };
-        Self::new(&module, &name, sorted, precision, variant, report)
     }
 }
 
@@ -252,10 +233,9 @@ impl MttkrpVariant {
         if precision == Precision::F64 && order > 3 && factor_bytes > MANY_ROWS_BYTES {
             columns = 1;
         }
-        let tiles = [4, 2].into_iter().find(|&tiles| group_bytes(precision, order, tiles) <= SHARED_BYTES);
         // If registers allow it: half a line of each row.
         let batch = if precision == Precision::F32 && lanes * columns == 16 { 8 } else { 4 };
-        Self { tiles: tiles.unwrap_or(1), lanes, columns, batch, split }
+        Self { tiles: tiles(precision, order), lanes, columns, batch, split }
     }
 
     /// The embedded variant that serves an order and rank. `spread`: rows rarely repeat.
@@ -266,6 +246,26 @@ impl MttkrpVariant {
         // A rank known at run time only takes registers.
         let batch = if columns > 1 && precision == Precision::F64 { 2 } else { 4 };
         Self { tiles, lanes, columns, batch, split }
+    }
+
+    /// The fastest variant, as measured, for a Kronecker product whose threads take `columns` consecutive elements of a row
+    /// (kernels/mttkrp.cuh), if a result's row has work for `threads` threads.
+    #[must_use]
+    pub fn kronecker(precision: Precision, order: usize, columns: u32, threads: usize) -> Self {
+        let lanes = if threads >= 16 && columns <= 8 { 16 } else { 8 };
+        let batch = match precision {
+            Precision::F64 if columns > 5 => 1,
+            Precision::F32 if columns <= 4 => 4,
+            _ => 2,
+        };
+        Self { tiles: tiles(precision, order), lanes, columns, batch, split: false }
+    }
+
+    /// The embedded variant of a Kronecker product.
+    fn embedded_kronecker(precision: Precision, order: usize) -> Self {
+        let tiles = if matches!(order, 3 | 4) { 4 } else { 2 };
+        let batch = if precision == Precision::F64 { 1 } else { 2 };
+        Self { tiles, lanes: 8, columns: 8, batch, split: false }
     }
 
     /// Thread blocks that share the sweeps over a rank.
@@ -310,6 +310,11 @@ fn share(precision: Precision, rank: usize, spread: bool) -> (u32, u32, bool) {
     }
 }
 
+/// The most tiles of a thread block that shared memory holds.
+fn tiles(precision: Precision, order: usize) -> u32 {
+    [4, 2].into_iter().find(|&tiles| group_bytes(precision, order, tiles) <= SHARED_BYTES).unwrap_or(1)
+}
+
 /// Bytes of shared memory of a thread block with this many tiles.
 fn group_bytes(precision: Precision, order: usize, tiles: u32) -> usize {
     let value = match precision {
@@ -328,8 +333,10 @@ pub struct Specialisation {
     pub precision: Precision,
     /// The tensor's order.
     pub order: usize,
-    /// Columns of the factors.
+    /// Columns of the factors; nothing if they differ, as in a Kronecker product.
     pub rank: usize,
+    /// Of a Kronecker product (SpTTMc), whose kernels serve all ranks: the fastest variant of a compiled kernel.
+    pub kronecker: Option<MttkrpVariant>,
     /// Whether chunks may hold decimals: without, a compiled kernel takes fewer registers.
     pub decimals: bool,
 }
@@ -340,6 +347,38 @@ impl Specialisation {
         self.layout == IndexEncoding::Tiled
     }
 
+    /// The variant of a compiled kernel, for factors of `factor_bytes` in total. `spread`: rows rarely repeat.
+    fn compiled_variant(&self, factor_bytes: u64, spread: bool) -> MttkrpVariant {
+        self.kronecker.unwrap_or_else(|| {
+            MttkrpVariant::compiled(self.precision, self.order, self.rank, factor_bytes, spread)
+        })
+    }
+
+    /// The same of an embedded kernel.
+    fn embedded_variant(&self, spread: bool) -> MttkrpVariant {
+        match self.kronecker {
+            Some(_) => MttkrpVariant::embedded_kronecker(self.precision, self.order),
+            None => MttkrpVariant::embedded(self.precision, self.order, self.rank, spread),
+        }
+    }
+
+    /// Whether a variant exists for this; the error says why not.
+    fn takes(&self, variant: &MttkrpVariant) -> Result<(), String> {
+        match self.kronecker {
+            // Any number of columns.
+            Some(_) => MttkrpVariant { columns: 1, ..*variant }.suits(self.precision, self.order),
+            None => variant.suits(self.precision, self.order),
+        }
+    }
+
+    /// The name of a compiled kernel and its launch for reports.
+    fn compiled_name(&self, variant: &MttkrpVariant) -> String {
+        match self.kronecker {
+            Some(_) => format!("{}_{variant}", self.embedded_name(variant)),
+            None => format!("{}, rank {}", self.report_name(variant), self.rank),
+        }
+    }
+
     /// The name of a kernel and its launch for reports.
     fn report_name(&self, variant: &MttkrpVariant) -> String {
         self.embedded_name(variant) + if variant.split { "s" } else { "" }
@@ -347,6 +386,9 @@ impl Specialisation {
 
     /// The name of the embedded kernel for sorted nonzeros.
     fn embedded_sorted_name(&self, variant: &MttkrpVariant) -> String {
+        if self.kronecker.is_some() {
+            return format!("ttmc_sorted_{}_o{}", self.precision.name(), self.embedded_order());
+        }
         let MttkrpVariant { lanes, columns, batch, .. } = variant;
         format!("sorted_{}_o{}_l{lanes}c{columns}b{batch}", self.precision.name(), self.embedded_order())
     }
@@ -381,6 +423,9 @@ impl Specialisation {
     pub fn embedded_name(&self, variant: &MttkrpVariant) -> String {
         let layout = self.layout_name();
         let (precision, order) = (self.precision.name(), self.embedded_order());
+        if self.kronecker.is_some() {
+            return format!("ttmc_{layout}_{precision}_o{order}");
+        }
         let MttkrpVariant { tiles, lanes, columns, batch, .. } = variant;
         format!("mttkrp_{layout}_{precision}_o{order}_t{tiles}l{lanes}c{columns}b{batch}")
     }
@@ -396,13 +441,18 @@ impl Specialisation {
             Precision::F32 => "float",
         };
         let sorted = self.has_sorted().then(|| "-DBLCO_SORTED".to_owned());
+        let (rank, sweep) = match self.kronecker {
+            Some(_) => (0, "KroneckerSweep"),
+            None => (self.rank, "Sweep"),
+        };
         let mut options = vec![
             format!("--gpu-architecture=sm_{major}{minor}"),
             "--std=c++17".into(),
             format!("-DBLCO_LAYOUT={layout}"),
             format!("-DBLCO_REAL={real}"),
             format!("-DBLCO_ORDER={}", self.order),
-            format!("-DBLCO_RANK={}", self.rank),
+            format!("-DBLCO_RANK={rank}"),
+            format!("-DBLCO_SWEEP={sweep}"),
             format!("-DBLCO_TILES={}", variant.tiles),
             format!("-DBLCO_LANES={}", variant.lanes),
             format!("-DBLCO_COLUMNS={}", variant.columns),

@@ -83,7 +83,7 @@ pub(super) fn run<T: Real>(run: &Run, sys: &Sys, engine: &Engine, progress: &Bar
         .map(|text| oracle::ttmc_bytes(&shape, &modes, &ranks).saturating_add(text.hold(engine)));
     let request = TtmcRequest { modes, ranks, passes: run.repeat, checked };
     let plan = engine.settle_ttmc::<T>(&store, &request)?;
-    run.engine.check_kernel("SpTTMc", false)?;
+    run.engine.check_kernel("SpTTMc", plan.is_on_gpu())?;
     let mut report = TtmcReport::new::<T>(&store, &request, &plan);
     if run.plan {
         return Report::new::<Run>(report.plan_text(), &report);

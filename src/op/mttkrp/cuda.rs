@@ -25,7 +25,7 @@ use crate::backend::cuda::fault::Fault;
 use crate::backend::cuda::kernels::{MttkrpKernels, Specialisation, WideKernels};
 use crate::backend::cuda::mode_sorted::Stretch;
 use crate::backend::cuda::{DeviceOp, Launch, Nonzeros};
-use crate::backend::device::{KernelReport, KernelSource};
+use crate::backend::device::{KernelReport, KernelSource, MttkrpVariant};
 use crate::backend::plan::Operation;
 use crate::dense::{DeviceMatrix, FactorView, Matrix, Precision, Real};
 use crate::encoding::IndexEncoding;
@@ -77,6 +77,33 @@ impl Columns {
         }
     }
 
+    /// The variant of a compiled kernel for a Kronecker product. A thread takes some elements of the *near* factor's rows
+    /// (kernels/mttkrp.cuh), which is another one for each target; this number suits all targets together.
+    fn variant(&self, precision: Precision) -> Option<MttkrpVariant> {
+        /// What a nonzero costs a thread beside its columns, in columns.
+        const OTHERS: usize = 8;
+        let Self::Kronecker(ranks) = self else { return None };
+        let most = match (precision, ranks.len()) {
+            // Adjacent threads update adjacent elements.
+            (_, 2) => 1,
+            (Precision::F64, _) => 8,
+            (Precision::F32, _) => 10,
+        };
+        let threads = |target: usize, columns: usize| {
+            let mut others = (0..ranks.len()).rev().filter(|&mode| mode != target);
+            let fastest = others.next().unwrap_or(0);
+            let width = ranks[others.next().unwrap_or(fastest)];
+            (self.of_result(target) / width).saturating_mul(width.div_ceil(columns))
+        };
+        let cost = |&columns: &usize| {
+            let of_target = |target| threads(target, columns).saturating_mul(OTHERS + columns);
+            (0..ranks.len()).map(of_target).fold(0, usize::saturating_add)
+        };
+        let columns = (1..=most).rev().min_by_key(cost)?;
+        let least = (0..ranks.len()).map(|target| threads(target, columns)).min()?;
+        Some(MttkrpVariant::kronecker(precision, ranks.len(), u32::try_from(columns).ok()?, least))
+    }
+
     fn widest(&self, modes: &[usize]) -> usize {
         modes.iter().map(|&mode| self.of_result(mode)).max().unwrap_or(1)
     }
@@ -101,6 +128,10 @@ fn operation_of<T: Real>(shape: &Shape, modes: &[usize], columns: &Columns) -> O
         result_bytes: None,
         modes: modes.to_vec(),
         rank,
+        factor_columns: match columns {
+            Columns::KhatriRao(_) => None,
+            Columns::Kronecker(ranks) => Some(ranks.clone()),
+        },
         precision: T::PRECISION,
         sorted_bytes,
         alternating: false,
@@ -446,17 +477,13 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
             precision: T::PRECISION,
             order: shape.order(),
             rank: columns.of_factor(0),
+            kronecker: columns.variant(T::PRECISION),
             decimals: has_decimals(store),
         };
         let dims = shape.dims().iter().enumerate();
         let bytes: Vec<usize> =
             dims.map(|(mode, &dim)| dim as usize * columns.of_factor(mode) * size_of::<T>()).collect();
-        let kernels = match columns {
-            Columns::KhatriRao(_) => {
-                kernels.load(device, sys, &spec, bytes.iter().map(|&bytes| bytes as u64).sum())?
-            }
-            Columns::Kronecker(_) => MttkrpKernels::ttmc(device, &spec)?,
-        };
+        let kernels = kernels.load(device, sys, &spec, bytes.iter().map(|&bytes| bytes as u64).sum())?;
         let mut arguments = chunk_arguments(shape)?;
         let mut factors = Vec::with_capacity(shape.order());
         for (&bytes, address) in bytes.iter().zip(&mut arguments.factors) {
@@ -842,5 +869,26 @@ impl<T: Real + Pod> DeviceOp for DeviceMttkrp<T> {
 
     fn damaged_chunk(&self) -> Result<Option<u32>> {
         self.fault.chunk()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_takes_what_divides_the_ranks() {
+        let variant = |ranks: &[usize], precision| {
+            Columns::Kronecker(ranks.to_vec()).variant(precision).unwrap().to_string()
+        };
+        assert_eq!(variant(&[8; 3], Precision::F32), "t4l8c8b2");
+        assert_eq!(variant(&[8; 4], Precision::F32), "t4l16c8b2");
+        assert_eq!(variant(&[10; 4], Precision::F32), "t4l8c10b2");
+        assert_eq!(variant(&[10; 4], Precision::F64), "t4l16c5b2");
+        assert_eq!(variant(&[16; 3], Precision::F64), "t4l16c8b1");
+        assert_eq!(variant(&[4; 5], Precision::F32), "t4l16c4b4");
+        assert_eq!(variant(&[1; 8], Precision::F64), "t2l8c1b2");
+        assert_eq!(variant(&[16; 2], Precision::F64), "t4l16c1b2");
+        assert!(Columns::KhatriRao(16).variant(Precision::F64).is_none());
     }
 }

@@ -111,6 +111,7 @@ pub fn operation<T: Real>(manifest: &Manifest, mode: usize, rank: usize, multipr
         result_bytes: None,
         modes: vec![mode],
         rank,
+        factor_columns: None,
         precision: T::PRECISION,
         sorted_bytes: |_, _| 0,
         alternating: false,

@@ -51,6 +51,7 @@ pub fn operation<T: Real>(manifest: &Manifest, mode: usize) -> Operation {
         result_bytes: Some(fibers_max(manifest) * size_of::<T>() as u64),
         modes: vec![mode],
         rank: 1,
+        factor_columns: None,
         precision: T::PRECISION,
         sorted_bytes: |_, _| 0,
         alternating: false,

@@ -28,6 +28,7 @@ fn all(orders: &[usize], ranks: &[usize]) -> Vec<Specialisation> {
                     precision,
                     order,
                     rank,
+                    kronecker: None,
                     decimals: true,
                 }));
             }
@@ -79,7 +80,7 @@ fn variants_suit_what_they_are_chosen_for() {
 #[test]
 fn names_say_what_a_kernel_is_made_for() {
     let name = |layout, precision, order, rank| {
-        embedded(&Specialisation { layout, precision, order, rank, decimals: true })
+        embedded(&Specialisation { layout, precision, order, rank, kronecker: None, decimals: true })
     };
     assert_eq!(name(Tiled, F64, 3, 32), "mttkrp_tiled_f64_o3_t4l16c2b2");
     assert_eq!(name(Raw, F32, 4, 16), "mttkrp_raw_f32_o4_t4l16c1b4");
@@ -157,7 +158,8 @@ fn every_source_is_embedded() {
 
 #[test]
 fn a_key_depends_on_all_that_a_kernel_depends_on() {
-    let spec = Specialisation { layout: Tiled, precision: F64, order: 3, rank: 32, decimals: true };
+    let spec =
+        Specialisation { layout: Tiled, precision: F64, order: 3, rank: 32, kronecker: None, decimals: true };
     let variant = fastest(&spec);
     let options = spec.options(&variant, (9, 0));
     let reference = key((12, 8), &options);
@@ -204,7 +206,8 @@ fn a_kernel_is_compiled_once() {
     let Some(nvrtc) = pinned() else { return };
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("cache");
-    let spec = Specialisation { layout: Tiled, precision: F64, order: 3, rank: 32, decimals: true };
+    let spec =
+        Specialisation { layout: Tiled, precision: F64, order: 3, rank: 32, kronecker: None, decimals: true };
     let make = || specialised(&Sys::default(), &nvrtc, &spec, &fastest(&spec), (9, 0), Some(&path)).unwrap();
     let first = make();
     assert_eq!((first.origin, first.cache_refused), (Origin::Compiled, None));
@@ -224,7 +227,8 @@ fn a_kernel_is_compiled_once() {
 fn a_kernel_needs_no_cache() {
     let Some(nvrtc) = pinned() else { return };
     let file = tempfile::NamedTempFile::new().unwrap();
-    let spec = Specialisation { layout: Raw, precision: F32, order: 2, rank: 4, decimals: true };
+    let spec =
+        Specialisation { layout: Raw, precision: F32, order: 2, rank: 4, kronecker: None, decimals: true };
     let image = specialised(
         &Sys::default(),
         &nvrtc,
@@ -241,7 +245,8 @@ fn a_kernel_needs_no_cache() {
 #[test]
 fn what_cannot_be_compiled_is_told_in_a_line() {
     let Some(nvrtc) = pinned() else { return };
-    let spec = Specialisation { layout: Raw, precision: F64, order: 3, rank: 4, decimals: true };
+    let spec =
+        Specialisation { layout: Raw, precision: F64, order: 3, rank: 4, kronecker: None, decimals: true };
     let compile = |spec, capability| {
         specialised(&Sys::default(), &nvrtc, spec, &fastest(spec), capability, None).unwrap_err()
     };

@@ -272,14 +272,16 @@ impl Rates {
         let sum_bytes = rank * 8.0;
         let update = sum_bytes / self.updates(rows(mode) * sum_bytes);
         let updated = sample.rows_per_nonzero[mode] * update;
-        let (row_bytes, rounded_bytes) = match operation.precision {
-            Precision::F64 => (rank * 8.0, 0.0),
-            Precision::F32 => (rank * 4.0, rank * 12.0),
+        let (element, rounded_bytes) = match operation.precision {
+            Precision::F64 => (8.0, 0.0),
+            Precision::F32 => (4.0, rank * 12.0),
         };
+        let row_bytes = rank * element;
         let others = (0..shape.order()).filter(|&m| m != mode);
         let (mut met, mut read) = (0.0, 0.0);
         for m in others {
-            let row = row_bytes / self.reads(rows(m) * row_bytes);
+            let columns = operation.factor_columns.as_ref().map_or(rank, |columns| columns[m] as f64);
+            let row = columns * element / self.reads(rows(m) * columns * element);
             met += sample.rows_per_nonzero[m] * row;
             read += row;
         }
@@ -429,6 +431,7 @@ mod tests {
             result_bytes: None,
             modes: modes.to_vec(),
             rank: 32,
+            factor_columns: None,
             precision: Precision::F64,
             sorted_bytes: |_, _| 0,
             alternating,
