@@ -52,12 +52,35 @@ __device__ __forceinline__ void write_record(const ExpandArgs& a, u32 tile)
     }
 }
 
+// The parent of `child` in an inner level, which the whole thread block looks for: a thread for each of many nodes at a time. All threads
+// see the same, in range even if starts are damaged.
+__device__ __forceinline__ u32 find_parent(const Level& level, u32 child, u32 below, bool& bad)
+{
+    u32 tile = 0, tiles = (level.nodes + BLCO_TILE_NNZ - 1) / BLCO_TILE_NNZ;
+    while (tiles > 1) {
+        const u32 step = (tiles + THREADS - 1) / THREADS, own = threadIdx.x * step;
+        const bool starts = own < tiles && load<i64>(level.records + 32ull * (tile + own) + 16) <= (i64)child;
+        const u32 before = __syncthreads_count(starts), at = before > 0 ? (before - 1) * step : 0;
+        tile += at;
+        tiles = tiles - at < step ? tiles - at : step;
+    }
+    const u32 first = tile * BLCO_TILE_NNZ, rest = level.nodes - first;
+    u32 before = 0;
+#pragma unroll
+    for (u32 k = 0; k < OWN; ++k) {
+        const u32 i = threadIdx.x + k * THREADS;
+        const bool there = i < rest;
+        before += __syncthreads_count(there && start_of(level, first + i, below, bad) <= child);
+    }
+    return first + (before > 0 ? before - 1 : 0);
+}
+
 // Finds the parents of `children` nodes of the level below, from node `first` on; that level has `below` nodes. At most a tile's nodes.
 // The whole thread block calls it and sees the parents on return.
 __device__ __forceinline__ void find_parents(u32 (&parents)[BLCO_TILE_NNZ], const Level& level, u32 first, u32 children, u32 below,
                                              bool& bad)
 {
-    const u32 begin = parent_of(level, first, below, bad);
+    const u32 begin = find_parent(level, first, below, bad);
     // Nodes that damaged starts leave out.
     for (u32 i = threadIdx.x; i < BLCO_TILE_NNZ; i += THREADS) parents[i] = begin;
     __syncthreads();
@@ -109,6 +132,7 @@ __device__ __forceinline__ void write_nonzeros(const ExpandArgs& a, const Tree& 
     __syncthreads();
     const u8* record = leaves.record(first);
     const u32 before = load<u32>(record + 12), behind = rest > BLCO_TILE_NNZ ? load<u32>(record + 32 + 12) : tree.h.nnz;
+    const bool padded = behind - before != slots;
     if (nonzeros_before(present, BLCO_TILE_NNZ - 1) + (present[BLCO_TILE_NNZ / 32 - 1] >> 31) != behind - before) {
         bad = true;
         for (u32 p = before + threadIdx.x; p < behind; p += THREADS) {
@@ -122,7 +146,7 @@ __device__ __forceinline__ void write_nonzeros(const ExpandArgs& a, const Tree& 
 #pragma unroll
     for (u32 k = 0; k < OWN; ++k) {
         child[k] = threadIdx.x + k * THREADS;
-        position[k] = before + nonzeros_before(present, child[k]);
+        position[k] = before + (padded ? nonzeros_before(present, child[k]) : child[k]);
         if (leaf[k].padding) continue;
         *index_at(a, position[k], modes[a.order - 1]) = leaf[k].index;
         *value_at(a, position[k]) = leaf[k].value;
@@ -304,7 +328,7 @@ __device__ inline void coordinates(const ExpandArgs& a)
 #define BLCO_EXPAND_KERNELS(X) X(tree) X(segments) X(coordinates)
 
 #define BLCO_EXPAND(layout)                                                                                            \
-    extern "C" __global__ void __launch_bounds__(BLCO_TILE_THREADS, 4) expand_##layout(const ExpandArgs args)          \
+    extern "C" __global__ void __launch_bounds__(BLCO_TILE_THREADS, 6) expand_##layout(const ExpandArgs args)          \
     {                                                                                                                  \
         expand::layout(args);                                                                                          \
     }
