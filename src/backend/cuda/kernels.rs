@@ -365,8 +365,13 @@ impl Specialisation {
     /// Whether a variant exists for this; the error says why not.
     fn takes(&self, variant: &MttkrpVariant) -> Result<(), String> {
         match self.kronecker {
-            // Any number of columns.
-            Some(_) => MttkrpVariant { columns: 1, ..*variant }.suits(self.precision, self.order),
+            Some(_) => {
+                MttkrpVariant { columns: 1, ..*variant }.suits(self.precision, self.order)?;
+                // A thread for each column of a sweep.
+                let most = TILE_THREADS / variant.lanes;
+                let is_one = (1..=most).contains(&variant.columns);
+                is_one.then_some(()).ok_or(format!("columns is {}, not from 1 to {most}", variant.columns))
+            }
             None => variant.suits(self.precision, self.order),
         }
     }

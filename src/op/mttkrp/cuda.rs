@@ -109,6 +109,9 @@ impl Columns {
     }
 }
 
+/// The most columns of a Kronecker product: kernels count them, and those that lanes have in vain, in 32 bits.
+const KRONECKER_MAX: usize = 1 << 28;
+
 /// The device memory and work of MTTKRP of `modes`: factors, sums and results.
 #[must_use]
 pub fn operation<T: Real>(shape: &Shape, modes: &[usize], rank: usize) -> Operation {
@@ -347,7 +350,14 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
         modes: &[usize],
         kernels: &KernelSource,
     ) -> Result<Self> {
-        Self::with_columns(device, store, Columns::Kronecker(ranks.to_vec()), modes, kernels)
+        let columns = Columns::Kronecker(ranks.to_vec());
+        let widest = columns.widest(modes);
+        if widest > KRONECKER_MAX {
+            return Err(Error::request(format!(
+                "SpTTMc of results with {widest} columns; a GPU computes up to {KRONECKER_MAX}"
+            )));
+        }
+        Self::with_columns(device, store, columns, modes, kernels)
     }
 
     fn with_columns(

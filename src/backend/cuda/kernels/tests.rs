@@ -78,6 +78,27 @@ fn variants_suit_what_they_are_chosen_for() {
 }
 
 #[test]
+fn a_kronecker_product_takes_any_columns_that_threads_add_up() {
+    let own = MttkrpVariant::kronecker(F32, 4, 10, 100);
+    assert_eq!(own.to_string(), "t4l8c10b2");
+    let spec = Specialisation {
+        layout: Tiled,
+        precision: F32,
+        order: 4,
+        rank: 10,
+        kronecker: Some(own),
+        decimals: true,
+    };
+    let takes = |text: &str| spec.takes(&text.parse::<MttkrpVariant>().unwrap());
+    assert_eq!(takes("t4l16c8b2"), Ok(()));
+    assert_eq!(takes("t2l8c10b4"), Ok(()));
+    assert!(takes("t4l16c10b2").unwrap_err().contains("columns is 10, not from 1 to 8"));
+    assert!(takes("t4l8c0b2").unwrap_err().contains("columns is 0"));
+    assert!(takes("t4l3c5b2").unwrap_err().contains("lanes is 3"));
+    assert_eq!(spec.embedded_name(&spec.embedded_variant(false)), "ttmc_tiled_f32_o4");
+}
+
+#[test]
 fn names_say_what_a_kernel_is_made_for() {
     let name = |layout, precision, order, rank| {
         embedded(&Specialisation { layout, precision, order, rank, kronecker: None, decimals: true })
