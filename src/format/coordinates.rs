@@ -151,6 +151,10 @@ impl NonzeroView for View<'_> {
         true
     }
 
+    fn stored_values_within(&self, low: f64, high: f64) -> bool {
+        self.values.within(self.image, low, high)
+    }
+
     fn value_bytes(&self) -> u64 {
         self.values.section.len() as u64
     }

@@ -363,6 +363,11 @@ pub trait NonzeroView: Debug + Send + Sync {
     /// for indices outside the dims and values that are not finite.
     fn decode(&self, range: Range<usize>, indices: &mut [u32], values: &mut [f64]) -> bool;
 
+    /// Whether all values that the image stores as numbers, not in columns, are in the range. Only asked before a GPU reads the chunk.
+    fn stored_values_within(&self, _low: f64, _high: f64) -> bool {
+        true
+    }
+
     /// Bytes of the image that values take.
     fn value_bytes(&self) -> u64;
 

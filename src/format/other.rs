@@ -90,11 +90,8 @@ impl<'a> OtherView<'a> {
         self.nonzeros.index_bytes()
     }
 
-    /// Nothing is known about values before they are decoded.
     pub(super) fn stored_values_within(&self, low: f64, high: f64) -> bool {
-        let mut within = true;
-        let look = |values: &[f64]| within &= values.iter().all(|v| (low..=high).contains(v));
-        self.for_each_values(look).is_ok() && within
+        self.nonzeros.stored_values_within(low, high)
     }
 
     pub(super) fn for_each_values(&self, mut take: impl FnMut(&[f64])) -> Result<()> {

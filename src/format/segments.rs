@@ -421,6 +421,10 @@ impl NonzeroView for View<'_> {
         sound
     }
 
+    fn stored_values_within(&self, low: f64, high: f64) -> bool {
+        self.values.within(self.image, low, high)
+    }
+
     fn value_bytes(&self) -> u64 {
         let tiles = (0..self.nnz.div_ceil(TILE_NNZ)).map(|t| column::bytes(self.tile(t).value_width) as u64);
         tiles.sum::<u64>() + self.values.section.len() as u64
