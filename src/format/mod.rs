@@ -363,7 +363,8 @@ pub trait NonzeroView: Debug + Send + Sync {
     /// for indices outside the dims and values that are not finite.
     fn decode(&self, range: Range<usize>, indices: &mut [u32], values: &mut [f64]) -> bool;
 
-    /// Whether all values that the image stores as numbers, not in columns, are in the range. Only asked before a GPU reads the chunk.
+    /// Whether all values of a dictionary or an f64 section are in the range. Asked before a GPU sorts the chunk's nonzeros, so never of
+    /// formats that no kernel reads.
     fn stored_values_within(&self, _low: f64, _high: f64) -> bool {
         true
     }

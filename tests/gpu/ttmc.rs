@@ -118,3 +118,18 @@ fn every_order_agrees_with_the_oracle() {
         }
     });
 }
+
+#[test]
+fn results_with_too_many_columns_are_refused() {
+    on_a_device(module_path!(), "results_with_too_many_columns_are_refused", |device| {
+        let tensor = Tensor::random(&[7, 5, 9], 100, 8, values::fraction);
+        let dir = tempfile::tempdir().unwrap();
+        let store = packed(&tensor, &options(&dir.path().join("s"), Kind::Tiled, SMALL_CHUNKS));
+        let made = |ranks: [usize; 3]| {
+            DeviceMttkrp::<f64>::ttmc(device, &store, &ranks, &[0], &KernelSource::default())
+        };
+        let refused = made([1, 1 << 14, (1 << 14) + 1]).unwrap_err().to_string();
+        assert!(refused.contains("268451840 columns; a GPU computes up to 268435456"), "{refused}");
+        made([1, 1 << 4, 1 << 4]).unwrap();
+    });
+}

@@ -15,6 +15,9 @@
 //! its sums, like the paper's hierarchical resolution for modes shorter than the number of multiprocessors.
 //! [`copies`] makes enough copies to spread updates over many rows.
 
+mod columns;
+
+use self::columns::Columns;
 use super::ModeMatrix;
 use crate::backend::cuda::abi::{
     self, ClearArgs, DenseArgs, FixUpArgs, MttkrpArgs, ROW_THREADS, SORTED_TILES, TILE_THREADS,
@@ -25,7 +28,7 @@ use crate::backend::cuda::fault::Fault;
 use crate::backend::cuda::kernels::{MttkrpKernels, Specialisation, WideKernels};
 use crate::backend::cuda::mode_sorted::Stretch;
 use crate::backend::cuda::{DeviceOp, Launch, Nonzeros};
-use crate::backend::device::{KernelReport, KernelSource, MttkrpVariant};
+use crate::backend::device::{KernelReport, KernelSource};
 use crate::backend::plan::Operation;
 use crate::dense::{DeviceMatrix, FactorView, Matrix, Precision, Real};
 use crate::encoding::IndexEncoding;
@@ -33,7 +36,6 @@ use crate::encoding::values::ValueEncoding;
 use crate::error::{Error, Result};
 use crate::format::Layout;
 use crate::linear::{BLOCK_BITS, BitLayout};
-use crate::op::ttmc::width;
 use crate::shape::{ORDER_MAX, Shape};
 use crate::store::{ChunkEntry, Store};
 use crate::sys::Sys;
@@ -52,64 +54,7 @@ pub fn copies(rows: usize) -> usize {
     if rows <= SHORT_ROWS { SPREAD_ROWS.div_ceil(rows) } else { 1 }
 }
 
-/// Columns of factors and of results.
-#[derive(Clone, Debug)]
-enum Columns {
-    /// Of a Khatri-Rao product (MTTKRP): the same for all matrices.
-    KhatriRao(usize),
-    /// Of a Kronecker product (SpTTMc): those of each mode's factor. A result has the product of the other
-    /// modes' columns.
-    Kronecker(Vec<usize>),
-}
-
-impl Columns {
-    fn of_factor(&self, mode: usize) -> usize {
-        match self {
-            Self::KhatriRao(rank) => *rank,
-            Self::Kronecker(ranks) => ranks[mode],
-        }
-    }
-
-    fn of_result(&self, mode: usize) -> usize {
-        match self {
-            Self::KhatriRao(rank) => *rank,
-            Self::Kronecker(ranks) => width(ranks, mode).unwrap_or(usize::MAX),
-        }
-    }
-
-    /// The variant of a compiled kernel for a Kronecker product. A thread takes some elements of the *near* factor's rows
-    /// (kernels/mttkrp.cuh), which is another one for each target; this number suits all targets together.
-    fn variant(&self, precision: Precision) -> Option<MttkrpVariant> {
-        /// What a nonzero costs a thread beside its columns, in columns.
-        const OTHERS: usize = 8;
-        let Self::Kronecker(ranks) = self else { return None };
-        let most = match (precision, ranks.len()) {
-            // Adjacent threads update adjacent elements.
-            (_, 2) => 1,
-            (Precision::F64, _) => 8,
-            (Precision::F32, _) => 10,
-        };
-        let threads = |target: usize, columns: usize| {
-            let mut others = (0..ranks.len()).rev().filter(|&mode| mode != target);
-            let fastest = others.next().unwrap_or(0);
-            let width = ranks[others.next().unwrap_or(fastest)];
-            (self.of_result(target) / width).saturating_mul(width.div_ceil(columns))
-        };
-        let cost = |&columns: &usize| {
-            let of_target = |target| threads(target, columns).saturating_mul(OTHERS + columns);
-            (0..ranks.len()).map(of_target).fold(0, usize::saturating_add)
-        };
-        let columns = (1..=most).rev().min_by_key(cost)?;
-        let least = (0..ranks.len()).map(|target| threads(target, columns)).min()?;
-        Some(MttkrpVariant::kronecker(precision, ranks.len(), u32::try_from(columns).ok()?, least))
-    }
-
-    fn widest(&self, modes: &[usize]) -> usize {
-        modes.iter().map(|&mode| self.of_result(mode)).max().unwrap_or(1)
-    }
-}
-
-/// The most columns of a Kronecker product: kernels count them, and those that lanes have in vain, in 32 bits.
+/// The most columns of a Kronecker product. Kernels count in 32 bits, up to eight for each.
 const KRONECKER_MAX: usize = 1 << 28;
 
 /// The device memory and work of MTTKRP of `modes`: factors, sums and results.
@@ -354,7 +299,7 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
         let widest = columns.widest(modes);
         if widest > KRONECKER_MAX {
             return Err(Error::request(format!(
-                "SpTTMc of results with {widest} columns; a GPU computes up to {KRONECKER_MAX}"
+                "SpTTMc of results with {widest} columns; a GPU computes up to {KRONECKER_MAX}: take `Device::Cpu`"
             )));
         }
         Self::with_columns(device, store, columns, modes, kernels)
@@ -879,26 +824,5 @@ impl<T: Real + Pod> DeviceOp for DeviceMttkrp<T> {
 
     fn damaged_chunk(&self) -> Result<Option<u32>> {
         self.fault.chunk()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_thread_takes_what_divides_the_ranks() {
-        let variant = |ranks: &[usize], precision| {
-            Columns::Kronecker(ranks.to_vec()).variant(precision).unwrap().to_string()
-        };
-        assert_eq!(variant(&[8; 3], Precision::F32), "t4l8c8b2");
-        assert_eq!(variant(&[8; 4], Precision::F32), "t4l16c8b2");
-        assert_eq!(variant(&[10; 4], Precision::F32), "t4l8c10b2");
-        assert_eq!(variant(&[10; 4], Precision::F64), "t4l16c5b2");
-        assert_eq!(variant(&[16; 3], Precision::F64), "t4l16c8b1");
-        assert_eq!(variant(&[4; 5], Precision::F32), "t4l16c4b4");
-        assert_eq!(variant(&[1; 8], Precision::F64), "t2l8c1b2");
-        assert_eq!(variant(&[16; 2], Precision::F64), "t4l16c1b2");
-        assert!(Columns::KhatriRao(16).variant(Precision::F64).is_none());
     }
 }
