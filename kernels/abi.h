@@ -37,6 +37,8 @@ typedef long long i64;
 #define BLCO_SCAN_ROW 4096
 // Bits of a digit, at most; a thread for each digit.
 #define BLCO_DIGIT_BITS 8
+// Registers from which the number of a mode's fibers is estimated.
+#define BLCO_FIBER_REGISTERS 1024
 // Threads of a thread block of the dense update.
 #define BLCO_DENSE_THREADS 256
 // Numbers of a factor that such a thread block holds at a time.
@@ -223,7 +225,7 @@ struct BuildArgs {
     u64 rows;
     // Address of `u32[nnz]`: each nonzero's position, in the copy's order.
     u64 positions;
-    // Address of the records of the copy's tiles, `16 + 8 order` bytes each, without where their columns start.
+    // Address of the records of the copy's tiles, 16 bytes and 8 for each mode kept, without where their columns start.
     u64 records;
     // Address of a `u32` of each of its tiles: the sum of its widths, then where its columns start in its image.
     u64 offsets;
@@ -233,6 +235,10 @@ struct BuildArgs {
     u64 fault;
     // Address of `u32[(dims[mode] + 31) / 32]`, ~0 at first: bit `r % 32` of word `r / 32` is cleared where row r has a nonzero.
     u64 empty;
+    // Address of `u32[order][FIBER_REGISTERS]`, 0 at first: what the number of fibers along each mode is estimated from.
+    u64 registers;
+    // Address of `u32[2][fibers]`: the position of each fiber's first nonzero, then the fiber's number.
+    u64 firsts;
     // How many chunks `chunks` lists.
     u32 chunk_count;
     // Nonzeros.
@@ -243,14 +249,22 @@ struct BuildArgs {
     u32 order;
     // The target mode.
     u32 mode;
+    // A bit for each mode that images have.
+    u32 kept;
     // Tiles of an image; the last may have fewer.
     u32 image_tiles;
     // Value encoding of images: INTEGER where all chunks have it, F32 or F64.
     u32 value_encoding;
+    // Whether images have the value 1 instead, as INTEGER.
+    u32 ones;
+    // The mode along which fibers lie.
+    u32 leaf;
+    // How many fibers there are.
+    u32 fibers;
     // Not used.
     u32 unused;
 };
-BLCO_SIZE(BuildArgs, 104)
+BLCO_SIZE(BuildArgs, 136)
 BLCO_OFFSET(BuildArgs, chunks, 0)
 BLCO_OFFSET(BuildArgs, tiles, 8)
 BLCO_OFFSET(BuildArgs, rows, 16)
@@ -260,14 +274,20 @@ BLCO_OFFSET(BuildArgs, offsets, 40)
 BLCO_OFFSET(BuildArgs, images, 48)
 BLCO_OFFSET(BuildArgs, fault, 56)
 BLCO_OFFSET(BuildArgs, empty, 64)
-BLCO_OFFSET(BuildArgs, chunk_count, 72)
-BLCO_OFFSET(BuildArgs, nnz, 76)
-BLCO_OFFSET(BuildArgs, positions_end, 80)
-BLCO_OFFSET(BuildArgs, order, 84)
-BLCO_OFFSET(BuildArgs, mode, 88)
-BLCO_OFFSET(BuildArgs, image_tiles, 92)
-BLCO_OFFSET(BuildArgs, value_encoding, 96)
-BLCO_OFFSET(BuildArgs, unused, 100)
+BLCO_OFFSET(BuildArgs, registers, 72)
+BLCO_OFFSET(BuildArgs, firsts, 80)
+BLCO_OFFSET(BuildArgs, chunk_count, 88)
+BLCO_OFFSET(BuildArgs, nnz, 92)
+BLCO_OFFSET(BuildArgs, positions_end, 96)
+BLCO_OFFSET(BuildArgs, order, 100)
+BLCO_OFFSET(BuildArgs, mode, 104)
+BLCO_OFFSET(BuildArgs, kept, 108)
+BLCO_OFFSET(BuildArgs, image_tiles, 112)
+BLCO_OFFSET(BuildArgs, value_encoding, 116)
+BLCO_OFFSET(BuildArgs, ones, 120)
+BLCO_OFFSET(BuildArgs, leaf, 124)
+BLCO_OFFSET(BuildArgs, fibers, 128)
+BLCO_OFFSET(BuildArgs, unused, 132)
 
 // The arguments of a step of the sort: pairs of a row and a position, by one digit of the row.
 struct SortArgs {

@@ -64,8 +64,8 @@ SORTED_OF(BLCO_SWEEP, mttkrp_sorted, BLCO_REAL, BLCO_ORDER, BLCO_LANES, BLCO_COL
 #else
 #include "dense.cuh"
 #include "expand.cuh"
+#include "fibers.cuh"
 #include "instances.h"
-#include "mode_sorted.cuh"
 #include "ttm.cuh"
 #include "ttv.cuh"
 

@@ -20,13 +20,14 @@
     BLCO_ORDERS(X, raw_f64, Raw, double, 2)                                                                            \
     BLCO_ORDERS(X, raw_f32, Raw, float, 4)
 
-// The same of sorted nonzeros: X(name, real, order, lanes, columns, batch, rank).
+// The same of sorted nonzeros: X(name, real, order, lanes, columns, batch, rank). Sums of fibers have order 2.
 #define BLCO_SORTED_RANKS(X, tag, real, order, wide)                                                                   \
     X(sorted_##tag##_o##order##_l8c1b4, real, order, 8, 1, 4, 0)                                                       \
     X(sorted_##tag##_o##order##_l16c1b4, real, order, 16, 1, 4, 0)                                                     \
     X(sorted_##tag##_o##order##_l16c2b##wide, real, order, 16, 2, wide, 0)
 
 #define BLCO_SORTED_ORDERS(X, tag, real, wide)                                                                         \
+    BLCO_SORTED_RANKS(X, tag, real, 2, wide)                                                                           \
     BLCO_SORTED_RANKS(X, tag, real, 3, wide)                                                                           \
     BLCO_SORTED_RANKS(X, tag, real, 4, wide)                                                                           \
     BLCO_SORTED_RANKS(X, tag, real, 8, wide)
@@ -88,7 +89,11 @@
     X(scan, BLCO_SORT_THREADS, 1, ScanArgs)                                                                            \
     X(scatter, BLCO_SORT_THREADS, 4, SortArgs)                                                                         \
     X(measure, BLCO_TILE_THREADS, 8, BuildArgs)                                                                        \
-    X(pack, BLCO_TILE_THREADS, 6, BuildArgs)
+    X(pack, BLCO_TILE_THREADS, 6, BuildArgs)                                                                           \
+    X(estimate, BLCO_TILE_THREADS, 8, BuildArgs)                                                                       \
+    X(next_keys, BLCO_TILE_THREADS, 8, BuildArgs)                                                                      \
+    X(begins, BLCO_TILE_THREADS, 8, BuildArgs)                                                                         \
+    X(number, BLCO_TILE_THREADS, 8, BuildArgs)
 
 // SpTTM: X(name, real).
 #define BLCO_TTM_KERNELS(X)                                                                                            \

@@ -7,6 +7,8 @@
 //   scan      computes where the columns of each tile start in their image
 //   pack      writes the images
 //
+// Sums of fibers take copies with two modes, and copies with an entry for each fiber (fibers.cuh).
+//
 // No thread block waits for another: everything that one needs from others comes from an earlier launch. Damaged numbers are
 // brought into range (tile.cuh) before they are used, and their chunk is noted.
 #pragma once
@@ -20,9 +22,26 @@ __device__ __forceinline__ void note(const BuildArgs& a, bool bad, u32 number)
     if (bad) atomicMin((u32*)a.fault, number);
 }
 
+// Bytes of a record of the copy, and of one of the chunks.
 __device__ __forceinline__ u32 record_bytes(const BuildArgs& a)
 {
+    return 16 + 8 * __popc(a.kept);
+}
+
+__device__ __forceinline__ u32 source_record_bytes(const BuildArgs& a)
+{
     return 16 + 8 * a.order;
+}
+
+__device__ __forceinline__ bool is_kept(const BuildArgs& a, u32 m)
+{
+    return a.kept >> m & 1;
+}
+
+// The place of mode m among those that are kept.
+__device__ __forceinline__ u32 place_of(const BuildArgs& a, u32 m)
+{
+    return __popc(a.kept & ((1u << m) - 1));
 }
 
 // Nonzeros of tile t of the copy.
@@ -50,7 +69,7 @@ __device__ inline void keys(const BuildArgs& a)
     const Chunk chunk = chunk_of((const Chunk*)a.chunks, a.chunk_count, blockIdx.x);
     const Header h = header((const u8*)chunk.image, SECTION_TILES, SECTION_COLUMNS);
     const u32 t = blockIdx.x - chunk.first_block;
-    const u8* record = h.first.at + (u64)t * record_bytes(a);
+    const u8* record = h.first.at + (u64)t * source_record_bytes(a);
     const u32* words = (const u32*)(h.second.at + 64ull * load<u32>(record));
     if (threadIdx.x == 0) {
         SourceTile tile = {};
@@ -242,6 +261,9 @@ __device__ inline void measure(const BuildArgs& a)
                 }
                 skip_index(own[k], m);
             }
+        } else if (!is_kept(a, m)) {
+#pragma unroll
+            for (u32 k = 0; k < OWN; ++k) skip_index(own[k], m);
         } else {
 #pragma unroll
             for (u32 k = 0; k < OWN; ++k) {
@@ -252,7 +274,7 @@ __device__ inline void measure(const BuildArgs& a)
         }
         indices[m].of_warp(least, most);
     }
-    const bool integers = a.value_encoding == VALUES_INTEGER;
+    const bool integers = a.value_encoding == VALUES_INTEGER && a.ones == 0;
     if (integers) {
         i64 least = integer_of(own[0]), most = least;
 #pragma unroll
@@ -269,13 +291,14 @@ __device__ inline void measure(const BuildArgs& a)
     // A thread of the first warp for each mode, and one for the values.
     u8* record = (u8*)a.records + (u64)t * record_bytes(a);
     u32 width = 0;
-    if (threadIdx.x < a.order) {
+    if (threadIdx.x < a.order && is_kept(a, threadIdx.x)) {
         const u32 low = indices[threadIdx.x].least(), high = indices[threadIdx.x].most();
+        u32* const range = (u32*)(record + 16) + 2 * place_of(a, threadIdx.x);
         width = width_of(high - low);
-        ((u32*)(record + 16))[2 * threadIdx.x] = low;
-        ((u32*)(record + 16))[2 * threadIdx.x + 1] = high;
+        range[0] = low;
+        range[1] = high;
     } else if (threadIdx.x == BLCO_ORDER_MAX) {
-        const i64 base = integers ? values.least() : 0;
+        const i64 base = integers ? values.least() : a.ones;
         width = integers ? width_of_wide((u64)values.most() - (u64)base) : 0;
         ((u32*)record)[0] = 0;
         ((u32*)record)[1] = width;
@@ -321,9 +344,15 @@ __device__ inline void pack(const BuildArgs& a)
     Damage damage = {NO_DAMAGE};
     own_nonzeros(own, a, blockIdx.x, nnz);
     for (u32 m = 0; m < a.order; ++m) {
-        const Span span = span_of(record, m);
+        if (!is_kept(a, m)) {
+#pragma unroll
+            for (u32 k = 0; k < OWN; ++k) skip_index(own[k], m);
+            continue;
+        }
+        const u32 place = place_of(a, m);
+        const Span span = span_of(record, place);
         const u32 width = width_of(span.span);
-        u32* column = halves + m % 2 * BLCO_TILE_NNZ;
+        u32* column = halves + place % 2 * BLCO_TILE_NNZ;
         if (m == a.mode) {
             // The sort has moved them along.
             const u32* rows = (const u32*)a.rows + (u64)blockIdx.x * BLCO_TILE_NNZ;

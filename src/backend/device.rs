@@ -77,6 +77,8 @@ pub enum DeviceOrder {
     Target,
     /// The same, in host memory, whatever the device has room for.
     Host,
+    /// As [`DeviceOrder::Target`], and on a single GPU the sums of the fibers along one mode, computed once for all others.
+    Fibers,
 }
 
 /// What passes may use of a device.

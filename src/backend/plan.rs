@@ -30,6 +30,8 @@ pub struct Operation {
     pub precision: Precision,
     /// Bytes per part for sorting the given number of nonzeros.
     pub sorted_bytes: fn(u64, usize) -> u64,
+    /// Whether sums of fibers may serve it ([`FibersPlan`]).
+    pub takes_fibers: bool,
     /// Whether a pass computes one of the modes, each in turn, instead of all.
     pub alternating: bool,
     /// Whether its kernels read trees as they lie; for others they become nonzeros behind the copy.
@@ -212,6 +214,10 @@ pub enum Shortfall {
     NoCopy(usize, String),
     /// There is memory for this many nonzeros at a time.
     Nonzeros(u64),
+    /// There are about this many fibers along each mode: they are counted once all nonzeros are on the device.
+    Fibers(Vec<u64>),
+    /// Sums of fibers cannot be kept because of this.
+    NoFibers(String),
 }
 
 /// Where images lie between passes.
@@ -336,6 +342,22 @@ impl BuildPlan {
     }
 }
 
+/// Sums of fibers, which several modes share: the values of all nonzeros that are equal in all modes but one, times the rows of that mode's factor.
+/// Copies for the other modes then have an entry for each fiber (`backend::cuda::mode_sorted`).
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct FibersPlan {
+    /// The mode along which fibers lie, from 1.
+    pub mode: usize,
+    /// About how many fibers there are.
+    pub fibers: u64,
+    /// Bytes of device memory of the sums and of the copy that they are computed from, about.
+    pub bytes: u64,
+    /// Seconds that they are expected to save in a pass of all modes.
+    pub saved_seconds: f64,
+    /// Seconds that finding the fibers is expected to take, once.
+    pub build_seconds: f64,
+}
+
 /// Bytes that cross the link to the device in a pass.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct LinkPlan {
@@ -379,6 +401,12 @@ pub struct DevicePlan {
     pub modes: Vec<ModePlan>,
     /// How copies are built, if there are any.
     pub build: Option<BuildPlan>,
+    /// Sums of fibers, if they serve some modes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fibers: Option<FibersPlan>,
+    /// Whether fibers are counted before copies are built.
+    #[serde(skip)]
+    pub(crate) counts_fibers: bool,
     /// The ranges of nonzeros, if the operation takes one in each pass.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ranges: Option<RangesPlan>,

@@ -49,7 +49,8 @@ pub struct EngineArgs {
     pub memory: Option<u64>,
     /// Order of nonzeros. store: the store's; on a CPU, sums then grow along the trees of `csf` and its kin, with other last bits.
     /// target: if there are several passes, a copy sorted by row for each target mode, in GPU or host memory. host: the same, with
-    /// a GPU's copies in host memory. auto: the one expected to be fastest
+    /// a GPU's copies in host memory. fibers: the same as target, and a GPU computes the sums of fibers along one mode once for all other
+    /// modes. auto: what is expected to be fastest
     #[arg(long, default_value = "auto", value_parser = one_of(ORDERS))]
     device_order: DeviceOrder,
     /// Give the same bits in every run on a GPU. For this, mode-sorted copies of all nonzeros must fit into GPU memory. On the CPU,
@@ -74,11 +75,12 @@ const DIVISIONS: [(&str, Divide); 3] =
     [("auto", Divide::Auto), ("rows", Divide::Rows), ("chunks", Divide::Chunks)];
 
 /// What `--device-order` takes.
-const ORDERS: [(&str, DeviceOrder); 4] = [
+const ORDERS: [(&str, DeviceOrder); 5] = [
     ("auto", DeviceOrder::Auto),
     ("store", DeviceOrder::Store),
     ("target", DeviceOrder::Target),
     ("host", DeviceOrder::Host),
+    ("fibers", DeviceOrder::Fibers),
 ];
 
 /// Parses the value of `--devices`.
@@ -119,6 +121,7 @@ impl EngineArgs {
             (self.device_memory.is_some(), "--device-memory"),
             (self.streams.is_some(), "--streams"),
             (self.device_order == DeviceOrder::Host, "--device-order host"),
+            (self.device_order == DeviceOrder::Fibers, "--device-order fibers"),
             (self.kernels.is_some(), "--kernels"),
         ];
         if let (Device::Cpu, Some((_, option))) = (self.backend, of_gpu.iter().find(|(given, _)| *given)) {

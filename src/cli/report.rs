@@ -2,7 +2,7 @@
 
 use super::{counted, in_options, nonzeros};
 use crate::backend::devices::DevicesPlan;
-use crate::backend::plan::DevicePlan;
+use crate::backend::plan::{DevicePlan, FibersPlan};
 use crate::dense::{Precision, Real};
 use crate::engine::{ExecutionPlan, ModeSortedPlan};
 use crate::store::Store;
@@ -121,9 +121,14 @@ impl ReportHead {
         format!("{}: {what}, on {}", self.store.display(), self.place)
     }
 
-    /// A line for each note.
+    /// A line for sums of fibers, and one for each note.
     pub fn notes_text(&self) -> String {
-        self.notes.iter().flat_map(|note| ["  note: ", note, "\n"]).collect()
+        let fibers = self.device.as_ref().and_then(|device| device.fibers.as_ref());
+        let fibers = fibers.map(|FibersPlan { mode, fibers, .. }| {
+            format!("  sums of about {fibers} fibers along mode {mode} serve the other modes\n")
+        });
+        let notes = self.notes.iter().map(|note| format!("  note: {note}\n"));
+        fibers.into_iter().chain(notes).collect()
     }
 }
 

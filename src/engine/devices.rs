@@ -93,7 +93,11 @@ impl Engine {
                 Ok((plan, Vec::new()))
             }
             Divide::Auto
-                if demand.passes > 1 && matches!(limits.order, DeviceOrder::Auto | DeviceOrder::Target) =>
+                if demand.passes > 1
+                    && matches!(
+                        limits.order,
+                        DeviceOrder::Auto | DeviceOrder::Target | DeviceOrder::Fibers
+                    ) =>
             {
                 self.plan_fastest::<T>(store, demand, numbers, limits)
             }

@@ -272,7 +272,10 @@ impl<'a> Model<'a> {
         let by_rows = match divide {
             _ if self.facts.is_none() || members == 1 => Vec::new(),
             Divide::Rows => (0..modes.len()).collect(),
-            Divide::Auto if demand.passes > 1 && matches!(order, DeviceOrder::Auto | DeviceOrder::Target) => {
+            Divide::Auto
+                if demand.passes > 1
+                    && matches!(order, DeviceOrder::Auto | DeviceOrder::Target | DeviceOrder::Fibers) =>
+            {
                 fastest(&modes, demand.passes, loading(store, members)).0
             }
             _ => Vec::new(),

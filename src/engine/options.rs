@@ -77,7 +77,7 @@ impl Options {
         if self.device_order == DeviceOrder::Store { store.clone() } else { store.flat() }
     }
 
-    /// What MTTKRP of `modes`, from 0, in one pass on a GPU reads of a store. If several covers serve the modes, it is one of them: fewer chunks
+    /// What MTTKRP or SpTTMc of `modes`, from 0, in one pass on a GPU reads of a store. If several covers serve the modes, it is one of them: fewer chunks
     /// are copied and expanded, and copies sorted by mode take the place of other covers. In the store's order, if that was asked for, it is all.
     #[must_use]
     pub fn on_gpu(&self, store: &Store, modes: &[usize]) -> Store {

@@ -12,14 +12,12 @@ use crate::backend::plan::DevicePlan;
 use crate::dense::FactorView;
 use crate::dense::{MatrixRef, Real};
 use crate::error::{Error, Result};
+use crate::op::mttkrp::ModeMatrix;
 #[cfg(feature = "cuda")]
 use crate::op::mttkrp::cuda::DeviceMttkrp;
-use crate::op::mttkrp::{ModeMatrix, serving_view};
 use crate::op::ttmc::{Ttmc, host_bytes, matrices_bytes};
 use crate::shape::Shape;
 use crate::store::Store;
-#[cfg(feature = "cuda")]
-use crate::stream::Plan;
 use crate::stream::{Limits, PassReport, Span, buffers_bytes};
 
 /// A request for SpTTMc.
@@ -39,6 +37,8 @@ pub(crate) struct TtmcOutcome<T> {
     pub results: Vec<ModeMatrix<T>>,
     pub passes: Vec<PassReport>,
     pub spans: Vec<Span>,
+    /// What was used in the end.
+    pub plan: ExecutionPlan,
 }
 
 impl Engine {
@@ -107,7 +107,7 @@ impl Engine {
     pub(crate) fn settle_ttmc<T: Real>(&self, store: &Store, request: &TtmcRequest) -> Result<ExecutionPlan> {
         let TtmcRequest { modes, ranks, passes, checked } = request;
         let (manifest, threads) = (store.manifest(), self.threads());
-        let served = serving_view(store, modes);
+        let served = self.options().on_gpu(store, modes);
         let matrices = matrices_bytes::<T>(manifest, modes, ranks);
         let beside_gpu = matrices.saturating_add(staging_bytes(matrices));
         let find = |gpu: &Gpu, limits: &DeviceLimits| {
@@ -146,7 +146,7 @@ impl Engine {
         let vectors = self.options().vectors;
         #[cfg(feature = "cuda")]
         if let Some(device) = &plan.device {
-            return self.install(|| self.run_ttmc_on_gpu(store, request, (&plan.host, device), factors));
+            return self.install(|| self.run_ttmc_on_gpu(store, request, (plan, device), factors));
         }
         self.install(|| {
             let op = Ttmc::new(store, factors, &request.modes)?.with_vectors(vectors);
@@ -154,7 +154,7 @@ impl Engine {
             let again = |backend: &mut HostBackend<Ttmc<'_, T>>, _| backend.op().reset();
             let passes = (store, request.passes);
             let (passes, spans) = self.passes(passes, &plan.host, &mut backend, again)?;
-            Ok(TtmcOutcome { results: backend.into_op().finish(), passes, spans })
+            Ok(TtmcOutcome { results: backend.into_op().finish(), passes, spans, plan: plan.clone() })
         })
     }
 }
@@ -165,16 +165,17 @@ impl Engine {
         &self,
         store: &Store,
         request: &TtmcRequest,
-        (host, device): (&Plan, &DevicePlan),
+        (plan, device): (&ExecutionPlan, &DevicePlan),
         factors: &[MatrixRef<'_, T>],
     ) -> Result<TtmcOutcome<T>> {
         let TtmcRequest { modes, ranks, passes, .. } = request;
-        let (gpu, store) = (&self.gpu()?, &serving_view(store, modes));
+        let (gpu, store) = (&self.gpu()?, &self.options().on_gpu(store, modes));
         let mut op = DeviceMttkrp::ttmc(gpu, store, ranks, modes, &self.kernels(device))?;
         op.put(factors.iter().map(|factor| FactorView::Host(*factor)))?;
         let mut backend = CudaBackend::new(gpu, store, device, op)?;
-        let (passes, spans) = self.passes((store, *passes), host, &mut backend, |_, _| ())?;
-        Ok(TtmcOutcome { results: backend.op().results(self.sys())?, passes, spans })
+        let (passes, spans) = self.passes((store, *passes), &plan.host, &mut backend, |_, _| ())?;
+        let plan = plan.with_used((backend.plan(), backend.notes()));
+        Ok(TtmcOutcome { results: backend.op().results(self.sys())?, passes, spans, plan })
     }
 }
 

@@ -21,6 +21,7 @@ mod runner;
 mod stores;
 
 mod cpd;
+mod fibers;
 mod mode_sorted;
 mod mttkrp;
 mod mutants;

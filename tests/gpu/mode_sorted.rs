@@ -13,7 +13,9 @@ use crate::common::{Kind, SMALL_CHUNKS, Tensor, exported, options, packed, value
 use crate::on_a_device::{on_a_device, on_the_mock};
 use blco::internals::backend::cuda::abi::{Chunk, SHARE, TILE};
 use blco::internals::backend::cuda::driver::{Device, Memory, Stream};
-use blco::internals::backend::cuda::mode_sorted::{CopyPlan, SortKernels, SortedCopy, build, value_encoding};
+use blco::internals::backend::cuda::mode_sorted::{
+    CopyPlan, FiberKernels, SortKernels, SortedCopy, build, value_encoding,
+};
 use blco::internals::backend::cuda::{DeviceOp, Launch, Nonzeros};
 use blco::internals::backend::device::KernelSource;
 use blco::internals::dense::{Matrix, Precision, seeded_factors};
@@ -272,7 +274,7 @@ fn mttkrp_of_a_copy_agrees_with_the_oracle() {
                 let mut list = device.memory(size_of_val(&chunks[..])).unwrap();
                 list.write(&chunks).unwrap();
                 let chunks = (list.address(), u32::try_from(chunks.len()).unwrap());
-                op.sort(mode, blocks, None).unwrap();
+                op.sort(mode, blocks, None, false).unwrap();
                 op.begin(mode, Some(&copy.empty), &stream).unwrap();
                 op.launch(
                     &[mode],
@@ -348,13 +350,19 @@ fn numbers_out_of_range_are_found_and_read_nothing_outside() {
             let dir = tempfile::tempdir().unwrap();
             let tensor = Tensor::random(&[1000, 900, 800], 5000, 5, value);
             let store = packed(&tensor, &options(&dir.path().join("s"), Kind::Tiled, ALL_CHUNKS));
+            let finder = FiberKernels::load(device).unwrap();
             let fails = |store: &Store, resident: &Resident| {
                 for mode in 0..3 {
-                    let plan = resident.plan(device, store, mode, Precision::F64, 2048);
-                    let copy = build(device, &kernels, &stream, store, &plan, resident.list(), None);
-                    let error = copy.unwrap_err();
-                    assert!(matches!(error, Error::Corrupt { .. }), "{error}");
-                    assert!(error.to_string().contains("chunk 0: corrupt: a number out of range"), "{error}");
+                    let (plan, list) =
+                        (resident.plan(device, store, mode, Precision::F64, 2048), resident.list());
+                    let copy = build(device, &kernels, &stream, store, &plan, list, None);
+                    let room = (u64::MAX, |_| 0);
+                    let fibers = finder.along(device, &kernels, &stream, store, (&plan, mode), list, room);
+                    for error in [copy.unwrap_err(), fibers.unwrap_err()] {
+                        assert!(matches!(error, Error::Corrupt { .. }), "{error}");
+                        let error = error.to_string();
+                        assert!(error.contains("chunk 0: corrupt: a number out of range"), "{error}");
+                    }
                 }
             };
             let mut resident = Resident::new(device, &store, 0..1).unwrap();
@@ -404,7 +412,7 @@ fn what_cannot_be_put_in_order_is_an_error() {
     });
 }
 
-/// Opens the store in `BLCO_ORDER_STORE` and builds a mode's copy.
+/// Opens the store in `BLCO_ORDER_STORE`, builds a mode's copy, and finds the fibers along the mode.
 fn build_once() -> Result<()> {
     let store = Store::open(&Sys::default(), std::env::var_os("BLCO_ORDER_STORE").unwrap().as_ref())?;
     let device = Device::open(0)?;
@@ -412,8 +420,13 @@ fn build_once() -> Result<()> {
     let plan = resident.plan(&device, &store, 1, Precision::F64, 2048);
     let (kernels, stream): (SortKernels, Stream) = (SortKernels::load(&device)?, device.stream(false)?);
     let images: u64 = store.manifest().chunks.iter().map(|c| c.image_bytes.next_multiple_of(256)).sum();
-    println!("bytes={}", images + 16 * u64::from(resident.list().1) + plan.peak_bytes());
-    build(&device, &kernels, &stream, &store, &plan, resident.list(), None).map(drop)
+    build(&device, &kernels, &stream, &store, &plan, resident.list(), None)?;
+    let (finder, room) = (FiberKernels::load(&device)?, (u64::MAX, |_| 0));
+    finder.estimate(&device, &kernels, &stream, &store, &plan, resident.list())?;
+    let found = finder.along(&device, &kernels, &stream, &store, (&plan, 1), resident.list(), room)?;
+    let most = plan.peak_bytes().max(found.peak_bytes);
+    println!("bytes={}", images + 16 * u64::from(resident.list().1) + most);
+    Ok(())
 }
 
 #[test]

@@ -26,7 +26,7 @@ use blco::internals::sys::Sys;
 use std::sync::Arc;
 
 const VARIANTS: [TtvVariant; 2] = [TtvVariant::Balanced, TtvVariant::TwoLevel];
-const ORDERS: [DeviceOrder; 2] = [DeviceOrder::Store, DeviceOrder::Target];
+const ORDERS: [DeviceOrder; 3] = [DeviceOrder::Store, DeviceOrder::Target, DeviceOrder::Fibers];
 
 fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|text| text.parse().unwrap())
@@ -91,11 +91,11 @@ fn compare(device: &Arc<Device>, store: &Store, turn: usize, judgement: &Judgeme
     };
     let read = judgement.read.as_ref().ok();
     let tiled = store.format() == Format::blco(IndexEncoding::Tiled);
-    let order = if tiled { ORDERS[turn % 2] } else { DeviceOrder::Store };
+    let order = if tiled { ORDERS[turn % 3] } else { DeviceOrder::Store };
     let factors = factors(store);
     let results = mttkrp(device, store, &factors, order);
     let error = results.as_ref().err().map(ToString::to_string);
-    let sorts = order == DeviceOrder::Target;
+    let sorts = order != DeviceOrder::Store;
     if !(sorts && refuses_the_range(error.as_deref(), store, read)) {
         alike("MTTKRP", error)?;
     }

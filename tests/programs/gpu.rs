@@ -363,6 +363,7 @@ fn every_format_runs() {
             &["--device-order", "store"][..],
             &["--device-order", "store", "--repeat", "2"],
             &["--device-order", "target", "--repeat", "2"],
+            &["--device-order", "fibers", "--repeat", "2"],
             &["--deterministic"],
         ] {
             check(&place, 9, args, &[]);
@@ -525,11 +526,11 @@ impl Failing {
         Self { place, args: args.map(str::to_owned).to_vec(), agrees: sums_agree }
     }
 
-    /// All chunks stay, and mode-sorted copies are built.
+    /// All chunks stay, and mode-sorted copies are built: one of nonzeros, two along fibers.
     fn sorted(gpu: Gpu) -> Self {
-        let tensor = Tensor::random(&[90, 300], 3000, 1, values::fraction);
+        let tensor = Tensor::random(&[30, 9, 50], 4000, 1, values::fraction);
         let place = Place::new(gpu, &tensor, Kind::Tiled, SMALL_CHUNKS);
-        let args = ["--streams", "2", "--device-order", "target", "--repeat", "3", "--rank", "4"];
+        let args = ["--streams", "2", "--device-order", "fibers", "--repeat", "3", "--rank", "4"];
         Self { place, args: args.map(str::to_owned).to_vec(), agrees: sums_agree }
     }
 
@@ -817,11 +818,13 @@ fn every_field_of_a_plan_is_on_its_page() {
     let page = std::fs::read_to_string(page).unwrap();
     let place = Place::new(gpu, &many_chunks(), Kind::Tiled, SMALL_CHUNKS);
     let mut names = std::collections::BTreeSet::new();
-    for order in ["store", "target", "host"] {
-        let args = ["--plan", "--json", "--repeat", "3", "--device-order", order];
-        let output = place.blco_run(&args, &[]);
+    for order in ["store", "target", "host", "fibers"] {
+        // Fibers are counted when nonzeros are on the device.
+        let plan = ["--plan", "--quiet"][usize::from(order == "fibers")];
+        let output = place.blco_run(&[plan, "--json", "--repeat", "3", "--device-order", order], &[]);
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(report["device"]["fibers"].is_object(), order == "fibers");
         assert!(report["device"]["sets"].as_array().unwrap().len() == if order == "store" { 1 } else { 4 });
         for part in ["plan", "device"] {
             fields(&report[part], &mut names);

@@ -78,6 +78,8 @@ constants! {
     SCAN_ROW = 4096;
     /// Bits of a digit, at most; a thread for each digit.
     DIGIT_BITS = 8;
+    /// Registers from which the number of a mode's fibers is estimated.
+    FIBER_REGISTERS = 1024;
     /// Threads of a thread block of the dense update.
     DENSE_THREADS = 256;
     /// Numbers of a factor that such a thread block holds at a time.
@@ -216,7 +218,7 @@ structs! {
         rows: u64,
         /// Address of `u32[nnz]`: each nonzero's position, in the copy's order.
         positions: u64,
-        /// Address of the records of the copy's tiles, `16 + 8 order` bytes each, without where their columns start.
+        /// Address of the records of the copy's tiles, 16 bytes and 8 for each mode kept, without where their columns start.
         records: u64,
         /// Address of a `u32` of each of its tiles: the sum of its widths, then where its columns start in its image.
         offsets: u64,
@@ -226,6 +228,10 @@ structs! {
         fault: u64,
         /// Address of `u32[(dims[mode] + 31) / 32]`, ~0 at first: bit `r % 32` of word `r / 32` is cleared where row r has a nonzero.
         empty: u64,
+        /// Address of `u32[order][FIBER_REGISTERS]`, 0 at first: what the number of fibers along each mode is estimated from.
+        registers: u64,
+        /// Address of `u32[2][fibers]`: the position of each fiber's first nonzero, then the fiber's number.
+        firsts: u64,
         /// How many chunks `chunks` lists.
         chunk_count: u32,
         /// Nonzeros.
@@ -236,10 +242,18 @@ structs! {
         order: u32,
         /// The target mode.
         mode: u32,
+        /// A bit for each mode that images have.
+        kept: u32,
         /// Tiles of an image; the last may have fewer.
         image_tiles: u32,
         /// Value encoding of images: INTEGER where all chunks have it, F32 or F64.
         value_encoding: u32,
+        /// Whether images have the value 1 instead, as INTEGER.
+        ones: u32,
+        /// The mode along which fibers lie.
+        leaf: u32,
+        /// How many fibers there are.
+        fibers: u32,
         /// Not used.
         unused: u32,
     }

@@ -1,10 +1,13 @@
-//! Mode-sorted copies of a backend's parts: built once all chunks are there, as far as the plan's room goes.
+//! Mode-sorted copies of a backend's parts: built once all chunks are there, as far as the plan's room goes. If sums of fibers pay, the copies of
+//! the modes that they serve have an entry for each fiber instead of nonzeros ([`FiberKernels::along`]).
 
+use super::abi::SORTED_TILES;
 use super::driver::{Device, Memory};
-use super::mode_sorted::{self, CopyPlan, SortKernels, SortedCopy};
+use super::mode_sorted::{self, CopyPlan, FiberKernels, FiberLists, SortKernels, SortedCopy, Source};
 use super::resident::{chunks_at, list};
 use super::{CudaBackend, DeviceOp, plan};
 use crate::backend::plan::{Place, Shortfall};
+use crate::encoding::values::ValueEncoding;
 use crate::error::{Error, Result};
 use std::sync::Arc;
 
@@ -16,6 +19,8 @@ pub(super) struct PartCopy {
     pub(super) list: Memory,
     pub(super) images: u32,
     pub(super) blocks: u32,
+    /// Whether it has an entry for each fiber.
+    pub(super) along_fibers: bool,
     /// Bytes of device memory, with what the operation holds for it.
     held_bytes: u64,
 }
@@ -25,7 +30,25 @@ impl PartCopy {
         let (chunks, blocks) = copy.chunks(tiles_per_block, first_number);
         let images = u32::try_from(chunks.len()).unwrap_or(u32::MAX);
         let held_bytes = copy.memory().bytes() + copy.empty.bytes();
-        Ok(Self { list: list(device, &chunks)?, copy, images, blocks, held_bytes })
+        Ok(Self { list: list(device, &chunks)?, copy, images, blocks, along_fibers: false, held_bytes })
+    }
+}
+
+/// Fibers whose sums serve some parts.
+#[derive(Debug)]
+pub(super) struct Fibers {
+    /// The nonzeros, by fiber.
+    pub(super) nonzeros: PartCopy,
+    /// The mode along which they lie, from 0, and how many there are.
+    pub(super) leaf: usize,
+    pub(super) count: u32,
+}
+
+impl Fibers {
+    /// Gives them to an operation.
+    pub(super) fn lend(&self, op: &mut impl DeviceOp) -> Result<()> {
+        let nnz = self.nonzeros.copy.images.iter().map(|image| u64::from(image.nnz)).sum();
+        op.take_fibers(self.leaf, (self.count, nnz), self.nonzeros.blocks)
     }
 }
 
@@ -45,11 +68,16 @@ impl<O: DeviceOp> CudaBackend<O> {
     /// Builds the copies that the plan has on the device, once all chunks are there. Where memory is short after all, the store's order
     /// serves, and a note says so.
     pub(super) fn build_copies(&mut self) -> Result<()> {
+        let entries = self.build_fibers()?;
         for p in 0..self.parts.len() {
             if self.plan.copy(p) != Some(Place::Device) || self.parts[p].sorted.is_some() {
                 continue;
             }
-            match self.build_for(p) {
+            let built = match &entries {
+                Some(entries) if !self.is_leaf(p) => self.build_along_fibers(p, entries),
+                _ => self.build_for(p),
+            };
+            match built {
                 Ok(copy) => self.parts[p].sorted = Some(copy),
                 Err(error) => {
                     let (mode, why) = (self.plan.modes[p].mode, refused(error)?);
@@ -61,6 +89,99 @@ impl<O: DeviceOp> CudaBackend<O> {
             }
         }
         Ok(())
+    }
+
+    /// Whether fibers lie along the mode of part `p`.
+    fn is_leaf(&self, p: usize) -> bool {
+        self.fibers.as_ref().is_some_and(|fibers| fibers.leaf + 1 == self.plan.modes[p].mode)
+    }
+
+    /// The copy that serves part `p` in the next pass.
+    pub(super) fn copy_of(&self, p: usize) -> Option<&PartCopy> {
+        self.parts[p].sorted.as_ref().filter(|copy| !copy.along_fibers || self.op.can_take_fibers())
+    }
+
+    /// Counts fibers if that is worth it and, if sums of them pay, finds them. Returns a list of them, from which copies are built.
+    fn build_fibers(&mut self) -> Result<Option<SortedCopy>> {
+        if !self.plan.counts_fibers || self.op.fiber_bytes(0, 1, 1).is_none() {
+            return Ok(None);
+        }
+        let chunks = self.plan.chunks_of(0);
+        let group = self.plan.build.as_ref().map_or(0, |build| build.group_of(&chunks));
+        let resident = self.resident.as_ref().expect("copies are built from resident chunks");
+        let (at, offsets) = (resident.memory.address(), resident.offsets[chunks.clone()].to_vec());
+        self.load_sort_kernels()?;
+        let (store, device, manifest) = (&self.store, &self.device, self.store.manifest());
+        let planned = self.plan.build.as_ref().expect("copies are the plan's");
+        let copy = CopyPlan::of_group(&device.facts, manifest, planned, group, 0)?;
+        let list = list(device, &chunks_at(at, &offsets, manifest, planned.groups[group].start, 1))?;
+        let chunks = (list.address(), u32::try_from(offsets.len()).unwrap_or(u32::MAX));
+        let kernels = self.sort_kernels.as_ref().expect("just loaded");
+        let (stream, room, finder) = (device.stream(true)?, planned.room_bytes, FiberKernels::load(device)?);
+        let counts = finder.estimate(device, kernels, &stream, store, &copy, chunks)?;
+        let plan = plan::again(store, &self.plan, Shortfall::Fibers(counts))?;
+        let Some(leaf) = plan.fibers.as_ref().map(|fibers| fibers.mode - 1) else {
+            self.plan = plan;
+            return Ok(None);
+        };
+        let beside = |count| self.op.fiber_bytes(leaf, count, copy.nnz().into()).unwrap_or(0);
+        let found = finder.along(device, kernels, &stream, store, (&copy, leaf), chunks, (room, beside));
+        self.plan = plan;
+        match found.and_then(|found| self.keep_fibers(leaf, found)) {
+            Ok(entries) => Ok(Some(entries)),
+            Err(error) => {
+                let why = refused(error)?;
+                self.notes.push(format!("no sums of fibers: {why}"));
+                self.plan = plan::again(&self.store, &self.plan, Shortfall::NoFibers(why))?;
+                Ok(None)
+            }
+        }
+    }
+
+    /// Keeps fibers along `leaf`, and returns the list of them.
+    fn keep_fibers(&mut self, leaf: usize, found: FiberLists) -> Result<SortedCopy> {
+        let FiberLists { count, nonzeros, entries, seconds, .. } = found;
+        let nonzeros = PartCopy::new(&self.device, nonzeros, SORTED_TILES, self.chunk_count())?;
+        let fibers = Fibers { nonzeros, leaf, count };
+        fibers.lend(&mut self.op)?;
+        self.log.pass.build_seconds += seconds;
+        self.fibers = Some(fibers);
+        Ok(entries)
+    }
+
+    /// The number of the first image that is none of the store's chunks.
+    fn chunk_count(&self) -> u32 {
+        u32::try_from(self.store.manifest().chunks.len()).unwrap_or(u32::MAX)
+    }
+
+    fn load_sort_kernels(&mut self) -> Result<()> {
+        if self.sort_kernels.is_none() {
+            self.sort_kernels = Some(SortKernels::load(&self.device)?);
+        }
+        Ok(())
+    }
+
+    /// Builds the copy of part `p` from the list of fibers.
+    fn build_along_fibers(&mut self, p: usize, entries: &SortedCopy) -> Result<PartCopy> {
+        let (store, device) = (&self.store, &self.device);
+        let fibers = self.fibers.as_ref().expect("there is a list of them");
+        let planned = self.plan.build.as_ref().expect("copies are the plan's");
+        let dims = mode_sorted::entry_dims(store.manifest().shape.dims(), fibers.leaf, fibers.count);
+        let nnz: Vec<u64> = entries.images.iter().map(|image| image.nnz.into()).collect();
+        let source = Source { dims: &dims, nnz: &nnz, values: ValueEncoding::Integer, range: (1.0, 1.0) };
+        let copy = CopyPlan::of(&device.facts, &source, self.plan.modes[p].mode - 1, planned.image_nnz)?;
+        let (chunks, _) = entries.chunks(1, 0);
+        let list = list(device, &chunks)?;
+        let chunks = (list.address(), u32::try_from(chunks.len()).unwrap_or(u32::MAX));
+        let kernels = self.sort_kernels.as_ref().expect("fibers were found with them");
+        let stream = &self.parts[p].resident;
+        let copy = mode_sorted::build(device, kernels, stream, store, &copy, chunks, None)?;
+        self.log.pass.build_seconds += copy.seconds.all();
+        let mut copy = PartCopy::new(device, copy, SORTED_TILES, self.chunk_count())?;
+        copy.along_fibers = true;
+        copy.held_bytes += self.op.sorted_bytes(nnz.iter().sum());
+        self.op.sort(p, copy.blocks, None, true)?;
+        Ok(copy)
     }
 
     /// Goes on with the store's order for part `p`, by a plan that knows why.
@@ -76,15 +197,17 @@ impl<O: DeviceOp> CudaBackend<O> {
         let resident = self.resident.as_ref().expect("copies are built from resident chunks");
         let (at, chunks) = (resident.memory.address(), self.plan.chunks_of(p));
         let offsets = resident.offsets[chunks.clone()].to_vec();
-        let numbers = u32::try_from(resident.offsets.len()).unwrap_or(u32::MAX);
-        let held: u64 = self.parts.iter().flat_map(|part| &part.sorted).map(|copy| copy.held_bytes).sum();
+        let numbers = self.chunk_count();
+        let fibers = self.fibers.iter().map(|fibers| &fibers.nonzeros);
+        let copies = self.parts.iter().flat_map(|part| &part.sorted).chain(fibers);
+        let held: u64 = copies.map(|copy| copy.held_bytes).sum();
         let nnz = self.store.manifest().chunks[chunks.clone()].iter().map(|chunk| chunk.nnz).sum();
         let sorted_bytes = self.op.sorted_bytes(nnz);
         let group = self.plan.build.as_ref().map_or(0, |build| build.group_of(&chunks));
         let copy = self.build(p, group, (at, &offsets), held + sorted_bytes)?;
         let mut copy = PartCopy::new(&self.device, copy, self.op.tiles_per_block(true), numbers)?;
         copy.held_bytes += sorted_bytes;
-        self.op.sort(p, copy.blocks, copy.copy.stretch.as_ref())?;
+        self.op.sort(p, copy.blocks, copy.copy.stretch.as_ref(), false)?;
         Ok(copy)
     }
 
@@ -97,6 +220,7 @@ impl<O: DeviceOp> CudaBackend<O> {
         (at, offsets): (u64, &[usize]),
         held: u64,
     ) -> Result<SortedCopy> {
+        self.load_sort_kernels()?;
         let (store, device, manifest) = (&self.store, &self.device, self.store.manifest());
         let planned = self.plan.build.as_ref().expect("copies are the plan's");
         let copy = CopyPlan::of_group(&device.facts, manifest, planned, number, self.plan.modes[p].mode - 1)?;
@@ -106,9 +230,6 @@ impl<O: DeviceOp> CudaBackend<O> {
         }
         let list = list(device, &chunks_at(at, offsets, manifest, planned.groups[number].start, 1))?;
         let chunks = (list.address(), u32::try_from(offsets.len()).unwrap_or(u32::MAX));
-        if self.sort_kernels.is_none() {
-            self.sort_kernels = Some(SortKernels::load(device)?);
-        }
         let kernels = self.sort_kernels.as_ref().expect("loaded just now, or before");
         let (stream, share) = (&self.parts[p].resident, self.plan.share());
         let copy = mode_sorted::build(device, kernels, stream, store, &copy, chunks, share)?;

@@ -73,8 +73,41 @@ pub trait DeviceOp {
         0
     }
 
-    /// Makes a part ready for launches on sorted nonzeros with at most `blocks` thread blocks; with `stretch`, on these of them.
-    fn sort(&mut self, _part: usize, _blocks: u32, _stretch: Option<&Stretch>) -> Result<()> {
+    /// Makes a part ready for launches on sorted nonzeros with at most `blocks` thread blocks; with `stretch`, on these of them; or, `along_fibers`, on
+    /// an entry for each fiber.
+    fn sort(
+        &mut self,
+        _part: usize,
+        _blocks: u32,
+        _stretch: Option<&Stretch>,
+        _along_fibers: bool,
+    ) -> Result<()> {
+        Ok(())
+    }
+
+    /// Bytes of device memory for the sums of `count` fibers along mode `leaf`, of `nnz` nonzeros, if they can serve the operation
+    /// ([`super::mode_sorted::FiberKernels`]).
+    fn fiber_bytes(&self, _leaf: usize, _count: u32, _nnz: u64) -> Option<u64> {
+        None
+    }
+
+    /// Makes room for them, given their number and that of their nonzeros, for launches with `blocks` thread blocks. Parts say in [`DeviceOp::sort`] whether they take them.
+    fn take_fibers(&mut self, _leaf: usize, _count: (u32, u64), _blocks: u32) -> Result<()> {
+        Ok(())
+    }
+
+    /// Whether the next pass can take sums of fibers; what needs them is computed in the store's order otherwise.
+    fn can_take_fibers(&self) -> bool {
+        true
+    }
+
+    /// Whether the sums have to be computed before the next pass takes them.
+    fn needs_fiber_sums(&self) -> bool {
+        false
+    }
+
+    /// Computes them.
+    fn launch_fibers(&mut self, _stream: &Stream, _work: &Launch) -> Result<()> {
         Ok(())
     }
 

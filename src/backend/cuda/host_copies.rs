@@ -173,7 +173,7 @@ impl<O: DeviceOp> CudaBackend<O> {
     /// The images of part `p` for the gathered group.
     fn sort_part(&mut self, p: usize, gathering: &Gathering) -> Result<Vec<HostImage>> {
         if gathering.sorted[p].images.is_empty() {
-            self.op.sort(p, image_blocks(&self.plan), None)?;
+            self.op.sort(p, image_blocks(&self.plan), None, false)?;
         }
         let at = (gathering.memory.address(), &gathering.offsets[..]);
         let copy = self.build(p, gathering.group, at, 0)?;
@@ -229,6 +229,6 @@ impl<O: DeviceOp> CudaBackend<O> {
         let images = self.parts.iter().flat_map(|part| &part.kept).map(|copy| copy.images.len());
         let chunks = self.store.manifest().chunks.len();
         let steps = 2 + usize::from(self.expander.is_some()) + usize::from(self.plan.lanes.result_bytes > 0);
-        steps * chunks + self.parts.len() + 2 * images.sum::<usize>()
+        steps * chunks + self.parts.len() + 1 + 2 * images.sum::<usize>()
     }
 }

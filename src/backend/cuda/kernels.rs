@@ -26,10 +26,11 @@ macro_rules! source {
 }
 
 const SOURCE: SourceFile = source!("blco.cu");
-const HEADERS: [SourceFile; 13] = [
+const HEADERS: [SourceFile; 14] = [
     source!("abi.h"),
     source!("dense.cuh"),
     source!("expand.cuh"),
+    source!("fibers.cuh"),
     source!("image.cuh"),
     source!("instances.h"),
     source!("mttkrp.cuh"),
@@ -207,6 +208,35 @@ impl WideKernels {
             threads: at_once * TILE_THREADS,
         })
     }
+}
+
+/// Embedded kernels for sums of fibers, whose nonzeros are a matrix.
+#[derive(Debug)]
+pub struct FiberSumKernels {
+    /// Adds up nonzeros sorted by fiber.
+    pub sums: Kernel,
+    /// Adds up their carry-outs.
+    pub fix_up: Kernel,
+}
+
+impl FiberSumKernels {
+    /// For a factor of `rank` columns.
+    pub fn load(device: &Arc<Device>, precision: Precision, rank: usize) -> error::Result<Self> {
+        let (sums, [_, fix_up, _]) = (Self::name(precision, rank), of_rows(precision.name()));
+        let module = device.module(&embedded_ptx(&[&sums, &fix_up]))?;
+        Ok(Self { sums: module.kernel(&sums)?, fix_up: module.kernel(&fix_up)? })
+    }
+
+    fn name(precision: Precision, rank: usize) -> String {
+        let variant = MttkrpVariant::embedded(precision, 2, rank, false);
+        sorted_name(precision, 2, &variant)
+    }
+}
+
+/// The name of the embedded kernel of an order for sorted nonzeros.
+fn sorted_name(precision: Precision, order: usize, variant: &MttkrpVariant) -> String {
+    let MttkrpVariant { lanes, columns, batch, .. } = variant;
+    format!("sorted_{}_o{order}_l{lanes}c{columns}b{batch}", precision.name())
 }
 
 /// The average number of rows per nonzero in a group of tiles from which few rows are met again before the L2
@@ -394,8 +424,7 @@ impl Specialisation {
         if self.kronecker.is_some() {
             return format!("ttmc_sorted_{}_o{}", self.precision.name(), self.embedded_order());
         }
-        let MttkrpVariant { lanes, columns, batch, .. } = variant;
-        format!("sorted_{}_o{}_l{lanes}c{columns}b{batch}", self.precision.name(), self.embedded_order())
+        sorted_name(self.precision, self.embedded_order(), variant)
     }
 
     /// The order of the kernel with products in f64 and this many tiles.

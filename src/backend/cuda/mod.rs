@@ -14,7 +14,8 @@
 //! **Copies.** If all chunks stay and the plan says so, the second pass begins with building mode-sorted copies
 //! ([`mode_sorted`]), which serve their parts from then on. If chunks do not stay, copies can be kept in host memory
 //! and streamed instead (`host_copies`). If results must be deterministic, the first pass only loads the chunks; it
-//! ends with building copies and working on them. If the plan turns out to be wrong, a new one is made
+//! ends with building copies and working on them. If nonzeros share fibers, sums of these are computed once in a pass for several parts
+//! ([`mode_sorted::FiberKernels`]). If the plan turns out to be wrong, a new one is made
 //! ([`plan::again`]).
 //!
 //! **Trees, segments and coordinates** are copied into a second buffer of a lane. A kernel after the copy converts them
@@ -57,7 +58,7 @@ use crate::error::Result;
 use crate::store::{ChunkEntry, Store};
 use crate::stream::{Backend, DevicePass, Free, Inspector, LoadedChunk, Owner, Span, Stage};
 use abi::Chunk;
-use copies::PartCopy;
+use copies::{Fibers, PartCopy};
 use driver::{Device, Event, Memory, Pinned, Stream, Upload};
 use expand::{Expander, blocks_of, resident_bytes};
 use host_copies::{Gathering, HostCopy, image_blocks, make_gathering};
@@ -89,13 +90,6 @@ struct Part {
     kept: Option<HostCopy>,
 }
 
-impl Part {
-    /// Whether the next pass needs chunks for this part.
-    fn needs_chunks(&self) -> bool {
-        self.sorted.is_none() && self.kept.is_none()
-    }
-}
-
 /// Runs an operation on a GPU.
 #[derive(Debug)]
 pub struct CudaBackend<O> {
@@ -117,6 +111,8 @@ pub struct CudaBackend<O> {
     /// Bytes of all images, counted once per part that reads them.
     image_bytes: u64,
     sort_kernels: Option<SortKernels>,
+    /// Fibers whose sums serve some parts.
+    fibers: Option<Fibers>,
     /// Set in the first pass if copies will be kept in host memory.
     gathering: Option<Gathering>,
     expander: Option<Expander>,
@@ -190,6 +186,7 @@ impl<O: DeviceOp> CudaBackend<O> {
             log: PassLog::new(device)?,
             image_bytes,
             sort_kernels: None,
+            fibers: None,
             gathering,
             expander: expands.then(|| Expander::new(device, store)).transpose()?,
             squares: None,
@@ -206,11 +203,14 @@ impl<O: DeviceOp> CudaBackend<O> {
         if let Some(resident) = &mut self.resident {
             resident.set_tiles_per_block(&self.device, &self.store, self.op.tiles_per_block(false))?;
         }
+        if let Some(fibers) = &self.fibers {
+            fibers.lend(&mut self.op)?;
+        }
         for (p, part) in self.parts.iter().enumerate() {
             if let Some(copy) = &part.sorted {
-                self.op.sort(p, copy.blocks, copy.copy.stretch.as_ref())?;
+                self.op.sort(p, copy.blocks, copy.copy.stretch.as_ref(), copy.along_fibers)?;
             } else if part.kept.is_some() {
-                self.op.sort(p, image_blocks(&self.plan), None)?;
+                self.op.sort(p, image_blocks(&self.plan), None, false)?;
             }
         }
         Ok(())
@@ -230,6 +230,7 @@ impl<O: DeviceOp> CudaBackend<O> {
 
     /// Clears results, and starts the work on resident chunks.
     fn begin_parts(&mut self) -> Result<()> {
+        let takes_fibers = self.op.can_take_fibers();
         for (p, part) in self.parts.iter_mut().enumerate() {
             part.resident_done = None;
             if !self.op.is_active(p) {
@@ -237,11 +238,12 @@ impl<O: DeviceOp> CudaBackend<O> {
             }
             // All timed work starts after the pass's zero.
             part.streamed.wait(&self.log.clock.base)?;
-            let empty = part.sorted.as_ref().map(|copy| &copy.copy.empty);
-            self.op.begin(p, empty, &part.streamed)?;
+            let copy = part.sorted.as_ref().filter(|copy| takes_fibers || !copy.along_fibers);
+            self.op.begin(p, copy.map(|copy| &copy.copy.empty), &part.streamed)?;
             part.cleared.record(&part.streamed)?;
         }
-        let shares = |&p: &usize| self.op.is_active(p) && self.parts[p].needs_chunks();
+        let shares =
+            |&p: &usize| self.op.is_active(p) && self.copy_of(p).is_none() && self.parts[p].kept.is_none();
         self.sharing = (0..self.parts.len()).filter(shares).collect();
         for stream in &self.turns.streams {
             for &p in &self.sharing {
@@ -271,10 +273,21 @@ impl<O: DeviceOp> CudaBackend<O> {
                 launches.push((parts, work(list, *images, *blocks, Nonzeros::InStoreOrder)));
             }
         }
-        launches.extend(active(&self.op, &self.parts).filter_map(|(p, part)| {
-            let copy = part.sorted.as_ref()?;
-            Some((vec![p], work(&copy.list, copy.images, copy.blocks, Nonzeros::Sorted)))
-        }));
+        let sorted = |copy: &PartCopy| work(&copy.list, copy.images, copy.blocks, Nonzeros::Sorted);
+        launches.extend(
+            active(&self.op, &self.parts).filter_map(|(p, _)| Some((vec![p], sorted(self.copy_of(p)?)))),
+        );
+        let along = |&p: &usize| self.copy_of(p).is_some_and(|copy| copy.along_fibers);
+        let along: Vec<usize> = launches.iter().map(|(parts, _)| parts[0]).filter(along).collect();
+        if let (&[p, ..], Some(fibers), true) = (&along[..], &self.fibers, self.op.needs_fiber_sums()) {
+            let (stream, work, op) = (&self.parts[p].resident, sorted(&fibers.nonzeros), &mut self.op);
+            stream.wait(&self.log.clock.base)?;
+            let launch = || op.launch_fibers(stream, &work);
+            let done = self.log.clock.time(Stage::Kernel, p, None, stream, launch)?;
+            for &p in &along[1..] {
+                self.parts[p].resident.wait(&done)?;
+            }
+        }
         for (parts, work) in launches {
             let stream = &self.parts[parts[0]].resident;
             for &p in &parts {
@@ -474,6 +487,7 @@ impl<O: DeviceOp> Backend for CudaBackend<O> {
                 self.parts[p].streamed.wait(done)?;
             }
         }
+        let takes_fibers = self.op.can_take_fibers();
         for (p, part) in self.parts.iter().enumerate() {
             if !self.op.is_active(p) {
                 continue;
@@ -481,7 +495,8 @@ impl<O: DeviceOp> Backend for CudaBackend<O> {
             if let Some(done) = &part.resident_done {
                 part.streamed.wait(done)?;
             }
-            self.op.finish(p, part.sorted.is_some(), &part.streamed)?;
+            let written = part.sorted.as_ref().is_some_and(|copy| takes_fibers || !copy.along_fibers);
+            self.op.finish(p, written, &part.streamed)?;
             part.ended.record(&part.streamed)?;
         }
         let before = spans.len();

@@ -101,6 +101,7 @@ pub(super) fn run<T: Real>(run: &Run, sys: &Sys, engine: &Engine, progress: &Bar
     let outcome = engine.run_ttmc(&store, &request, &plan, &views)?;
     progress.end();
     report.passes = outcome.passes;
+    report.head.used(outcome.plan);
     report.head.notes.extend(beyond(&outcome.results));
     if let Some(source) = &mut to_check {
         let oracle = oracle::ttmc(source, &factors, &request.modes)?;

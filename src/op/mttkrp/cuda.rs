@@ -23,10 +23,10 @@ use crate::backend::cuda::abi::{
     self, ClearArgs, DenseArgs, FixUpArgs, MttkrpArgs, ROW_THREADS, SORTED_TILES, TILE_THREADS,
 };
 use crate::backend::cuda::devices::Partial;
-use crate::backend::cuda::driver::{Device, ForeignMemory, Memory, Staging, Stream};
+use crate::backend::cuda::driver::{Device, ForeignMemory, Kernel, Memory, Staging, Stream};
 use crate::backend::cuda::fault::Fault;
-use crate::backend::cuda::kernels::{MttkrpKernels, Specialisation, WideKernels};
-use crate::backend::cuda::mode_sorted::Stretch;
+use crate::backend::cuda::kernels::{FiberSumKernels, MttkrpKernels, Specialisation, WideKernels};
+use crate::backend::cuda::mode_sorted::{Stretch, fiber_mode};
 use crate::backend::cuda::{DeviceOp, Launch, Nonzeros};
 use crate::backend::device::{KernelReport, KernelSource};
 use crate::backend::plan::Operation;
@@ -82,6 +82,7 @@ fn operation_of<T: Real>(shape: &Shape, modes: &[usize], columns: &Columns) -> O
         },
         precision: T::PRECISION,
         sorted_bytes,
+        takes_fibers: true,
         alternating: false,
         reads_trees: false,
         share: None,
@@ -130,6 +131,8 @@ pub struct DeviceMttkrp<T> {
     active: Option<usize>,
     kernels: MttkrpKernels,
     spec: Specialisation,
+    /// Sums of fibers, which serve some targets.
+    fibers: Option<FiberSums>,
     /// Whether other devices compute parts of the sums. Then sums stay in f64, and this device does not
     /// complete results.
     is_partial: bool,
@@ -140,6 +143,21 @@ pub struct DeviceMttkrp<T> {
     sys: Sys,
     columns: Columns,
     marker: std::marker::PhantomData<T>,
+}
+
+/// Sums of fibers: a row for each, in the precision of the factors.
+#[derive(Debug)]
+struct FiberSums {
+    /// The mode along which they lie, and how many there are.
+    leaf: usize,
+    count: u32,
+    memory: Memory,
+    carries: [CarryOut; 2],
+    kernels: FiberSumKernels,
+    /// Fibers for each nonzero.
+    per_nonzero: f64,
+    /// Whether the sums are those of the leaf mode's factor.
+    are_computed: bool,
 }
 
 /// The growing sums of one mode.
@@ -158,6 +176,8 @@ struct ModeSums {
     carries: Option<[CarryOut; 2]>,
     /// The part that this device computes, if others compute other rows.
     stretch: Option<Stretch>,
+    /// Whether its sorted nonzeros are an entry for each fiber.
+    along_fibers: bool,
     /// Whether the last pass has written the result itself rather than sums.
     written: bool,
 }
@@ -225,6 +245,20 @@ impl CarryOut {
             made.sums.write_at(0, &vec![0.0; zeros * rank])?;
         }
         Ok(made)
+    }
+}
+
+impl CarryOut {
+    /// Of `blocks` thread blocks, in turn with those that they are added up to.
+    fn levels(
+        device: &Arc<Device>,
+        blocks: u32,
+        rank: usize,
+        stretch: Option<&Stretch>,
+    ) -> Result<[Self; 2]> {
+        let all = 2 * u64::from(blocks);
+        let of = |count| Self::new(device, count, rank, stretch);
+        Ok([of(all)?, of(left_of(all + before(stretch) as u64))?])
     }
 }
 
@@ -329,6 +363,7 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
                 result,
                 carries: None,
                 stretch: None,
+                along_fibers: false,
                 written: false,
             })
         };
@@ -359,6 +394,7 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
                 result: None,
                 carries: None,
                 stretch: None,
+                along_fibers: false,
                 written: false,
             }
         };
@@ -375,6 +411,7 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
         self.factors.clear();
         self.sums.clear();
         self.targets.clear();
+        self.fibers = None;
         let is_partial = self.is_partial;
         *self = Self::alternating(&Arc::clone(&self.device), store, rank, kernels)?;
         self.is_partial = is_partial;
@@ -457,6 +494,7 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
             sums,
             targets,
             active,
+            fibers: None,
             is_partial: false,
             kernels,
             spec,
@@ -471,6 +509,7 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
 
     /// Copies `factors` to the device and replaces the previous ones.
     pub fn put<'f>(&mut self, factors: impl IntoIterator<Item = impl Into<FactorView<'f, T>>>) -> Result<()> {
+        self.forget_fiber_sums();
         let bytes = self.factors.iter().map(Memory::bytes).sum();
         let mut staging = Staging::worth(&self.device, &self.sys, bytes);
         let mut on_device = Vec::new();
@@ -491,6 +530,7 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
 
     /// Copies the factor of `mode` to the device.
     pub fn put_factor(&mut self, mode: usize, factor: &Matrix<T>) -> Result<()> {
+        self.forget_fiber_sums();
         let memory = &mut self.factors[mode];
         match Staging::worth(&self.device, &self.sys, memory.bytes()) {
             Some(mut staging) => staging.write(memory, factor.data()),
@@ -516,6 +556,11 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
             Some(mut staging) => staging.read(memory, sums),
             None => memory.read(sums),
         }
+    }
+
+    /// The same if they are in the precision of the factors: [`Update::rounded`].
+    pub fn read_rounded(&self, mode: usize, sums: &mut [T]) -> Result<()> {
+        self.sums[self.targets[mode].sums].read(sums)
     }
 
     /// Copies the results of the last pass to the caller's device memory, `dims[mode]` x rank numbers per mode.
@@ -564,11 +609,20 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
     /// [`DeviceMttkrp::alternating`].
     pub fn aim(&mut self, mode: usize, wide: bool) -> Result<()> {
         self.active = Some(mode);
+        if self.fibers.as_ref().is_some_and(|fibers| fibers.leaf == mode) {
+            // The pass is followed by a new factor.
+            self.forget_fiber_sums();
+        }
         self.is_wide = wide && T::PRECISION == Precision::F32;
         if self.is_wide && self.wide.is_none() {
             self.wide = Some(WideKernels::load(&self.device, &self.spec, &self.kernels.variant)?);
         }
         Ok(())
+    }
+
+    /// Sums of fibers are those of a factor that is replaced.
+    fn forget_fiber_sums(&mut self) {
+        self.fibers.iter_mut().for_each(|fibers| fibers.are_computed = false);
     }
 
     /// The kernels with products in f64, if the pass uses them.
@@ -634,7 +688,7 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
         Ok(())
     }
 
-    /// Launches the work on sorted nonzeros, and adds up the carry-outs of its thread blocks level by level.
+    /// Launches the work on sorted nonzeros.
     fn launch_sorted(
         &self,
         target: &ModeSums,
@@ -649,46 +703,61 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
         let (Some(kernel), Some(carries)) = (sorted, &target.carries) else {
             return Err(Error::request("no nonzeros were sorted"));
         };
-        let (mut from, mut to) = (&carries[0], &carries[1]);
         let result = match work.nonzeros {
             Nonzeros::SortedPart => &self.sums[target.sums],
             _ => self.result(target),
         };
         arguments.add = u32::from(work.nonzeros == Nonzeros::SortedPart);
         arguments.targets[0].sums = result.address();
-        let zeros = before(target.stretch.as_ref()) as u64;
-        let row_bytes = u64::from(arguments.rank) * size_of::<f64>() as u64;
-        let rows = |carries: &CarryOut, at: u64| carries.rows.address() + at * size_of::<u32>() as u64;
-        let sums = |carries: &CarryOut, at: u64| carries.sums.address() + at * row_bytes;
-        (arguments.carry_rows, arguments.carry_sums) = (rows(from, zeros), sums(from, zeros));
-        stream.launch(kernel, work.blocks, TILE_THREADS * SORTED_TILES, &arguments)?;
-        let mut left = 2 * u64::from(work.blocks);
-        // Those of all devices before this one's.
-        let mut ahead =
-            target.stretch.as_ref().map_or(0, |stretch| 2 * u64::from(stretch.tiles.start / SORTED_TILES));
-        loop {
-            let of_group = ahead % u64::from(abi::FIX_UP);
-            left += of_group;
-            let arguments = FixUpArgs {
-                rows: rows(from, zeros - of_group),
-                sums: sums(from, zeros - of_group),
-                carry_rows: rows(to, zeros),
-                carry_sums: sums(to, zeros),
-                result: result.address(),
-                count: u32::try_from(left).unwrap_or(u32::MAX),
-                rank: arguments.rank,
-                add: arguments.add,
-                unused: 0,
-            };
-            ahead = 2 * (ahead / u64::from(abi::FIX_UP));
-            let groups = left.div_ceil(abi::FIX_UP.into());
-            stream.launch(fix_up, warps(groups), ROW_THREADS, &arguments)?;
-            if groups == 1 {
-                return Ok(());
-            }
-            left = left_of(left);
-            (from, to) = (to, from);
+        if let (true, Some(fibers)) = (target.along_fibers, &self.fibers) {
+            arguments.dims[fibers.leaf] = fibers.count;
+            arguments.factors[fibers.leaf] = fibers.memory.address();
         }
+        launch_rows([kernel, fix_up], carries, target.stretch.as_ref(), stream, work, arguments)
+    }
+}
+
+/// Launches `kernel` on sorted nonzeros, and adds up the carry-outs of its thread blocks level by level by `fix_up`.
+fn launch_rows(
+    [kernel, fix_up]: [&Kernel; 2],
+    carries: &[CarryOut; 2],
+    stretch: Option<&Stretch>,
+    stream: &Stream,
+    work: &Launch,
+    mut arguments: MttkrpArgs,
+) -> Result<()> {
+    let (mut from, mut to) = (&carries[0], &carries[1]);
+    let zeros = before(stretch) as u64;
+    let row_bytes = u64::from(arguments.rank) * size_of::<f64>() as u64;
+    let rows = |carries: &CarryOut, at: u64| carries.rows.address() + at * size_of::<u32>() as u64;
+    let sums = |carries: &CarryOut, at: u64| carries.sums.address() + at * row_bytes;
+    (arguments.carry_rows, arguments.carry_sums) = (rows(from, zeros), sums(from, zeros));
+    stream.launch(kernel, work.blocks, TILE_THREADS * SORTED_TILES, &arguments)?;
+    let mut left = 2 * u64::from(work.blocks);
+    // Those of all devices before this one's.
+    let mut ahead = stretch.map_or(0, |stretch| 2 * u64::from(stretch.tiles.start / SORTED_TILES));
+    loop {
+        let of_group = ahead % u64::from(abi::FIX_UP);
+        left += of_group;
+        let arguments = FixUpArgs {
+            rows: rows(from, zeros - of_group),
+            sums: sums(from, zeros - of_group),
+            carry_rows: rows(to, zeros),
+            carry_sums: sums(to, zeros),
+            result: arguments.targets[0].sums,
+            count: u32::try_from(left).unwrap_or(u32::MAX),
+            rank: arguments.rank,
+            add: arguments.add,
+            unused: 0,
+        };
+        ahead = 2 * (ahead / u64::from(abi::FIX_UP));
+        let groups = left.div_ceil(abi::FIX_UP.into());
+        stream.launch(fix_up, warps(groups), ROW_THREADS, &arguments)?;
+        if groups == 1 {
+            return Ok(());
+        }
+        left = left_of(left);
+        (from, to) = (to, from);
     }
 }
 
@@ -725,12 +794,68 @@ impl<T: Real + Pod> DeviceOp for DeviceMttkrp<T> {
         sorted_bytes(nnz, self.targets.iter().map(|target| target.columns).max().unwrap_or(1))
     }
 
-    fn sort(&mut self, part: usize, blocks: u32, stretch: Option<&Stretch>) -> Result<()> {
-        let carries = 2 * u64::from(blocks);
-        let of = |count| CarryOut::new(&self.device, count, self.targets[part].columns, stretch);
-        let all = [of(carries)?, of(left_of(carries + before(stretch) as u64))?];
-        (self.targets[part].carries, self.targets[part].stretch) = (Some(all), stretch.cloned());
+    fn sort(
+        &mut self,
+        part: usize,
+        blocks: u32,
+        stretch: Option<&Stretch>,
+        along_fibers: bool,
+    ) -> Result<()> {
+        let target = &mut self.targets[part];
+        target.carries = Some(CarryOut::levels(&self.device, blocks, target.columns, stretch)?);
+        (target.stretch, target.along_fibers) = (stretch.cloned(), along_fibers);
         Ok(())
+    }
+
+    fn fiber_bytes(&self, leaf: usize, count: u32, nnz: u64) -> Option<u64> {
+        let columns = self.columns.of_factor(leaf);
+        let sums = u64::from(count) * (columns * size_of::<T>()) as u64;
+        (!self.is_partial && self.factors.len() > 2).then_some(sums + sorted_bytes(nnz, columns))
+    }
+
+    fn take_fibers(&mut self, leaf: usize, (count, nnz): (u32, u64), blocks: u32) -> Result<()> {
+        let columns = self.columns.of_factor(leaf);
+        self.fibers = Some(FiberSums {
+            leaf,
+            count,
+            memory: self.device.memory(count as usize * columns * size_of::<T>())?,
+            carries: CarryOut::levels(&self.device, blocks, columns, None)?,
+            kernels: FiberSumKernels::load(&self.device, T::PRECISION, columns)?,
+            per_nonzero: f64::from(count) / nnz.max(1) as f64,
+            are_computed: false,
+        });
+        Ok(())
+    }
+
+    fn can_take_fibers(&self) -> bool {
+        self.wide().is_none()
+    }
+
+    fn needs_fiber_sums(&self) -> bool {
+        // In a decomposition, several passes follow with the same factor.
+        self.active.is_none() || self.fibers.as_ref().is_some_and(|fibers| !fibers.are_computed)
+    }
+
+    fn launch_fibers(&mut self, stream: &Stream, work: &Launch) -> Result<()> {
+        let Some(fibers) = &mut self.fibers else { return Ok(()) };
+        let (chunks, chunk_count) = work.chunks;
+        let (rows, leaf) = (fiber_mode(fibers.leaf), 1 - fiber_mode(fibers.leaf));
+        let mut arguments = MttkrpArgs {
+            order: 2,
+            rank: narrow(self.columns.of_factor(fibers.leaf))?,
+            chunks,
+            chunk_count,
+            fault: self.arguments.fault,
+            target_count: 1,
+            ..Zeroable::zeroed()
+        };
+        (arguments.dims[rows], arguments.dims[leaf]) = (fibers.count, self.arguments.dims[fibers.leaf]);
+        arguments.factors[leaf] = self.factors[fibers.leaf].address();
+        let mode = u32::try_from(rows).unwrap_or(0);
+        arguments.targets[0] = abi::Target { sums: fibers.memory.address(), mode, copies: 1 };
+        fibers.are_computed = true;
+        let kernels = [&fibers.kernels.sums, &fibers.kernels.fix_up];
+        launch_rows(kernels, &fibers.carries, None, stream, work, arguments)
     }
 
     fn is_active(&self, part: usize) -> bool {
@@ -818,8 +943,14 @@ impl<T: Real + Pod> DeviceOp for DeviceMttkrp<T> {
     fn bytes_per_nonzero(&self) -> f64 {
         let targets = if self.active.is_some() { &self.targets[..1] } else { &self.targets[..] };
         let all: usize = (0..self.factors.len()).map(|mode| self.columns.of_factor(mode)).sum();
-        let read: usize = targets.iter().map(|target| all - self.columns.of_factor(target.mode)).sum();
-        (read * size_of::<T>()) as f64
+        let read = |target: &ModeSums| {
+            let of_entry = (all - self.columns.of_factor(target.mode)) as f64;
+            // Of entries and sums; the sums themselves read the leaf mode's factor.
+            let few = self.fibers.as_ref().filter(|_| target.along_fibers).map(|fibers| fibers.per_nonzero);
+            of_entry * few.unwrap_or(1.0)
+        };
+        let of_sums = self.fibers.as_ref().map_or(0, |fibers| self.columns.of_factor(fibers.leaf));
+        (targets.iter().map(read).sum::<f64>() + of_sums as f64) * size_of::<T>() as f64
     }
 
     fn damaged_chunk(&self) -> Result<Option<u32>> {

@@ -114,6 +114,7 @@ pub fn operation<T: Real>(manifest: &Manifest, mode: usize, rank: usize, multipr
         factor_columns: None,
         precision: T::PRECISION,
         sorted_bytes: |_, _| 0,
+        takes_fibers: false,
         alternating: false,
         reads_trees: false,
         share: None,

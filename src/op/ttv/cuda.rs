@@ -54,6 +54,7 @@ pub fn operation<T: Real>(manifest: &Manifest, mode: usize) -> Operation {
         factor_columns: None,
         precision: T::PRECISION,
         sorted_bytes: |_, _| 0,
+        takes_fibers: false,
         alternating: false,
         reads_trees: true,
         share: None,

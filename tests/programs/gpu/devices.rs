@@ -270,7 +270,10 @@ fn a_device_that_fails_ends_the_run() {
         let output = place.blco_run(&args, &env);
         let (account, said) = (place.account(), String::from_utf8_lossy(&output.stderr).into_owned());
         if output.status.success() {
-            assert!(RELEASES.contains(&&account["failed"][..]), "call {nth} {}: {said}", account["failed"]);
+            // Events are asked again and again, so the number of calls varies.
+            let made: usize = account["calls"].parse().unwrap();
+            let passed = RELEASES.contains(&&account["failed"][..]) || made < nth.parse().unwrap();
+            assert!(passed, "call {nth} of {made} {}: {said}", account["failed"]);
             std::fs::remove_dir_all(place.path("out")).unwrap();
             continue;
         }

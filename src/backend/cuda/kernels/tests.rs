@@ -144,6 +144,8 @@ fn the_embedded_kernels_are_those_that_are_asked_for() {
     asked.extend(wide_names());
     asked.extend(["f64", "f32"].into_iter().flat_map(of_rows));
     asked.extend(crate::backend::cuda::mode_sorted::KERNELS.map(String::from));
+    asked.extend(crate::backend::cuda::mode_sorted::FIBER_KERNELS.map(String::from));
+    asked.extend([F64, F32].into_iter().flat_map(|p| [8, 16, 17].map(|rank| FiberSumKernels::name(p, rank))));
     asked.extend(crate::backend::cuda::dense::KERNELS.map(String::from));
     let (precisions, orders) = (["f64", "f32"], ["o3", "o4", "o8"]);
     for kind in ["tiled", "raw", "sorted"] {

@@ -6,6 +6,7 @@
 //! pack the tiles of the new order and read each nonzero where it is (`kernels/mode_sorted.cuh`). The bytes depend only on the chunks, the
 //! mode and the [`CopyPlan`].
 
+mod fibers;
 mod plan;
 
 use super::abi::{BuildArgs, Chunk, SORT_THREADS, ScanArgs, SortArgs, TILE, TILE_THREADS};
@@ -21,7 +22,8 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-pub use plan::{CopyPlan, value_encoding};
+pub use fibers::{FIBER_KERNELS, FiberKernels, FiberLists, entry_dims, fiber_mode};
+pub use plan::{CopyPlan, Source, value_encoding};
 pub(super) use plan::{SORT_BLOCKS, check_layouts};
 
 /// Names of the kernels.
@@ -173,30 +175,20 @@ pub fn build(
     share: Option<&Share>,
 ) -> Result<SortedCopy> {
     let own;
-    let mut job = BuildJob::new(device, kernels, stream, store, plan, chunks)?;
-    let (rows, positions) = job.sort()?;
+    let (mut job, mut plan) = (BuildJob::new(device, kernels, stream, store, plan, chunks)?, plan);
+    let (rows, positions) = job.sort(&[plan.mode], None)?;
+    job.arguments.mode = narrow(plan.mode);
     (job.arguments.rows, job.arguments.positions) = (rows.address(), positions.address());
     let stretch = share.map(|share| SortedRows { rows: &rows, plan }.stretch(share)).transpose()?;
     if let Some(stretch) = &stretch {
-        own = plan.of_tiles(store.manifest(), &stretch.tiles);
+        own = plan.of_tiles(&stretch.tiles);
         let skipped = u64::from(stretch.tiles.start) * 4 * u64::from(TILE);
         job.arguments.rows += skipped;
         job.arguments.positions += skipped;
-        (job.arguments.nnz, job.arguments.image_tiles) = (own.nnz, own.image_tiles);
-        job.plan = &own;
+        plan = &own;
     }
-    let plan = job.plan;
-    let records = device.memory(bytes(plan.record_bytes()))?;
-    let offsets = device.memory(bytes(4 * u64::from(plan.tiles)))?;
-    (job.arguments.records, job.arguments.offsets) = (records.address(), offsets.address());
-    let mut empty = device.memory(bytes(plan.empty_bytes()))?;
-    job.run(|job| job.stream.fill(&mut empty, 0xff))?;
-    job.arguments.empty = empty.address();
-    let units = job.measure()?;
-    let (mut copy, list) = job.allocate(&units, empty)?;
+    let mut copy = job.write(plan)?;
     copy.stretch = stretch;
-    job.arguments.images = list.address();
-    job.pack()?;
     copy.seconds = job.clock.read(plan.digits as usize)?;
     Ok(copy)
 }
@@ -208,6 +200,10 @@ pub(super) fn beyond_the_range(store: &Path) -> Error {
 
 fn bytes(x: u64) -> usize {
     usize::try_from(x).unwrap_or(usize::MAX)
+}
+
+fn narrow(x: usize) -> u32 {
+    u32::try_from(x).unwrap_or(u32::MAX)
 }
 
 /// A copy being built. Nothing is left on the stream when one of its functions returns.
@@ -243,9 +239,8 @@ impl<'a> BuildJob<'a> {
             chunk_count,
             nnz: plan.nnz,
             positions_end: plan.positions_end,
-            order: u32::try_from(plan.order).unwrap_or(0),
-            mode: u32::try_from(plan.mode).unwrap_or(0),
-            image_tiles: plan.image_tiles,
+            order: narrow(plan.dims.len()),
+            kept: (1 << plan.dims.len()) - 1,
             value_encoding: plan.values as u32,
             ..bytemuck::Zeroable::zeroed()
         };
@@ -259,51 +254,82 @@ impl<'a> BuildJob<'a> {
         stream.finish(|_| work(self))
     }
 
-    /// Locates the tiles of the chunks and sorts their nonzeros: returns rows and positions in the new order.
-    fn sort(&mut self) -> Result<(Memory, Memory)> {
+    /// Locates the tiles of the chunks and sorts their nonzeros by the rows of `modes`, the least significant first: returns the rows of the
+    /// last one, and positions, in the new order. `next_keys` serves all modes but the first.
+    fn sort(&mut self, modes: &[usize], next_keys: Option<&Kernel>) -> Result<(Memory, Memory)> {
         let plan = self.plan;
+        let padded = plan.positions_end > plan.nnz;
+        let digits: Vec<_> = modes.iter().map(|&mode| plan::digits_of(plan.dims[mode], padded)).collect();
+        let (steps, widest) = digits.iter().fold((0, 0), |(n, w), (count, bits)| (n + count, w.max(*bits)));
         let column = || self.device.memory(4 * plan.positions_end as usize);
-        let counts = self.device.memory((4 * plan.sort_blocks as usize) << plan.digit_bits)?;
-        let totals = self.device.memory(4 << plan.digit_bits)?;
+        let counts = self.device.memory((4 * plan.sort_blocks as usize) << widest)?;
+        let totals = self.device.memory(4 << widest)?;
         let rows = [column()?, column()?];
         // The first step needs no memory for positions.
-        let positions = [(plan.digits > 1).then(column).transpose()?, Some(column()?)];
+        let positions = [(steps > 1).then(column).transpose()?, Some(column()?)];
         let address = |memory: &Option<Memory>| memory.as_ref().map_or(0, Memory::address);
-        self.arguments.rows = rows[0].address();
+        let mut from = 0;
         self.run(|job| {
             job.clock.mark()?;
-            job.stream.launch(&job.kernels.keys, plan.source_tiles, TILE_THREADS, &job.arguments)?;
-            job.clock.mark()?;
-            for step in 0..plan.digits {
-                let (from, to) = (step as usize % 2, (step as usize + 1) % 2);
-                job.kernels.sort.step(
-                    job.stream,
-                    plan.sort_blocks,
-                    &SortArgs {
-                        rows_in: rows[from].address(),
-                        positions_in: if step == 0 { 0 } else { address(&positions[from]) },
+            for (&mode, (digits, bits)) in modes.iter().zip(digits) {
+                job.arguments.mode = narrow(mode);
+                (job.arguments.rows, job.arguments.positions) =
+                    (rows[from % 2].address(), address(&positions[from % 2]));
+                let (kernel, blocks) = match next_keys {
+                    Some(next) if from > 0 => (next, plan.positions_end.div_ceil(TILE_THREADS)),
+                    _ => (&job.kernels.keys, plan.source_tiles),
+                };
+                job.stream.launch(kernel, blocks, TILE_THREADS, &job.arguments)?;
+                job.clock.mark()?;
+                for digit in 0..digits {
+                    let (rows_in, to) = (rows[from % 2].address(), (from + 1) % 2);
+                    let arguments = SortArgs {
+                        rows_in,
+                        positions_in: if from == 0 { 0 } else { address(&positions[from % 2]) },
                         rows_out: rows[to].address(),
                         positions_out: address(&positions[to]),
                         counts: counts.address(),
                         totals: totals.address(),
                         nnz: plan.positions_end,
-                        shift: step * plan.digit_bits,
-                        bits: plan.digit_bits,
+                        shift: digit * bits,
+                        bits,
                         unused: 0,
-                    },
-                )?;
-                job.clock.mark()?;
+                    };
+                    job.kernels.sort.step(job.stream, plan.sort_blocks, &arguments)?;
+                    job.clock.mark()?;
+                    from += 1;
+                }
             }
             Ok(())
         })?;
-        let last = plan.digits as usize % 2;
-        let [rows, positions] = [rows.map(Some), positions].map(|pair| pair.into_iter().nth(last).flatten());
+        let [rows, positions] =
+            [rows.map(Some), positions].map(|pair| pair.into_iter().nth(from % 2).flatten());
         Ok((rows.expect("both are there"), positions.expect("the last step has written them")))
     }
 
+    /// Writes the images of `plan`, by the rows and positions of the arguments.
+    fn write(&mut self, plan: &CopyPlan) -> Result<SortedCopy> {
+        let records = self.device.memory(bytes(plan.record_bytes()))?;
+        let offsets = self.device.memory(bytes(4 * u64::from(plan.tiles)))?;
+        let mut empty = self.device.memory(bytes(plan.empty_bytes()))?;
+        self.run(|job| job.stream.fill(&mut empty, 0xff))?;
+        self.arguments = BuildArgs {
+            records: records.address(),
+            offsets: offsets.address(),
+            empty: empty.address(),
+            nnz: plan.nnz,
+            image_tiles: plan.image_tiles,
+            ..self.arguments
+        };
+        let units = self.measure(plan)?;
+        let (copy, list) = self.allocate(plan, &units, empty)?;
+        self.arguments.images = list.address();
+        self.pack(plan)?;
+        Ok(copy)
+    }
+
     /// Writes the records of the new tiles. Returns the length of each image's columns, in units of 64 bytes.
-    fn measure(&mut self) -> Result<Vec<u32>> {
-        let plan = self.plan;
+    fn measure(&mut self, plan: &CopyPlan) -> Result<Vec<u32>> {
         let mut units = vec![0; plan.images() as usize];
         let totals = self.device.memory(size_of_val(&units[..]))?;
         self.run(|job| {
@@ -319,8 +345,7 @@ impl<'a> BuildJob<'a> {
     }
 
     /// Allocates the images, with their headers and shapes, and a list of their addresses.
-    fn allocate(&mut self, units: &[u32], empty: Memory) -> Result<(SortedCopy, Memory)> {
-        let plan = self.plan;
+    fn allocate(&mut self, plan: &CopyPlan, units: &[u32], empty: Memory) -> Result<(SortedCopy, Memory)> {
         let each = || (0..plan.images()).zip(units.iter().map(|&u| u64::from(u)));
         let lengths = || each().map(|(number, units)| plan.image_bytes(number, units));
         let all = lengths().sum();
@@ -332,7 +357,7 @@ impl<'a> BuildJob<'a> {
         let mut list = self.device.memory(size_of::<u64>() * units.len())?;
         // Gaps between sections hold zeros.
         self.run(|job| job.stream.fill(&mut memory, 0))?;
-        let dims: Vec<u8> = self.store.manifest().shape.dims().iter().flat_map(|d| d.to_le_bytes()).collect();
+        let dims: Vec<u8> = plan.dims.iter().flat_map(|d| d.to_le_bytes()).collect();
         let (mut images, mut at) = (Vec::with_capacity(units.len()), 0);
         for (number, units) in each() {
             let mut header = plan.header(number, units);
@@ -351,8 +376,7 @@ impl<'a> BuildJob<'a> {
     }
 
     /// Fills the images.
-    fn pack(&mut self) -> Result<()> {
-        let plan = self.plan;
+    fn pack(&mut self, plan: &CopyPlan) -> Result<()> {
         self.run(|job| {
             job.clock.mark()?;
             job.stream.launch(&job.kernels.pack, plan.tiles, TILE_THREADS, &job.arguments)?;
@@ -434,6 +458,14 @@ impl BuildClock<'_> {
         event.record(self.stream)?;
         self.events.push(event);
         Ok(())
+    }
+
+    /// Seconds from the first mark to the last.
+    fn all(&self) -> Result<f64> {
+        match &self.events[..] {
+            [first, .., last] => last.seconds_since(first),
+            _ => Ok(0.0),
+        }
     }
 
     /// Seconds between the marks; `digits` of them are around sorts. The host works between steps.

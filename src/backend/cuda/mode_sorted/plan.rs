@@ -44,7 +44,10 @@ pub fn value_encoding(
 #[derive(Clone, Debug)]
 pub struct CopyPlan {
     pub(super) mode: usize,
-    pub(super) order: usize,
+    /// The dims of images.
+    pub(super) dims: Vec<u32>,
+    /// The most units of a tile's columns, without the target mode's.
+    rest_units: u64,
     pub(super) nnz: u32,
     pub(super) tiles: u32,
     /// Tiles of the chunks, and the end of the last tile: positions count whole tiles, except for the last.
@@ -68,6 +71,19 @@ pub struct CopyPlan {
     pub(super) rows: u32,
 }
 
+/// Images that a copy is built from.
+#[derive(Clone, Debug)]
+pub struct Source<'a> {
+    /// Their dims.
+    pub dims: &'a [u32],
+    /// The nonzeros of each.
+    pub nnz: &'a [u64],
+    /// The value encoding of the copy.
+    pub values: ValueEncoding,
+    /// The range of values.
+    pub range: (f64, f64),
+}
+
 impl CopyPlan {
     /// Plans a copy of some consecutive chunks, sorted by row of `mode`, in images of at most `image_nnz` nonzeros (rounded down to whole
     /// tiles, within the limit of an image). [`value_encoding`] gives the encoding of values. Fails if positions have more than 32 bits, or
@@ -84,23 +100,35 @@ impl CopyPlan {
         image_nnz: u32,
     ) -> Result<Self> {
         check_layouts(manifest)?;
-        let chunks = &manifest.chunks[chunks];
-        let nnz: u64 = chunks.iter().map(|c| c.nnz).sum();
-        let source_tiles: u64 = chunks.iter().map(|c| u64::from(blocks_of(c.nnz, 1))).sum();
+        let nnz: Vec<u64> = manifest.chunks[chunks].iter().map(|chunk| chunk.nnz).collect();
+        let range = (manifest.value_min, manifest.value_max);
+        let source = Source { dims: manifest.shape.dims(), nnz: &nnz, values, range };
+        Self::of(facts, &source, mode, image_nnz)
+    }
+
+    /// Plans a copy of these images.
+    pub(in crate::backend::cuda) fn of(
+        facts: &Facts,
+        source: &Source<'_>,
+        mode: usize,
+        image_nnz: u32,
+    ) -> Result<Self> {
+        let Source { dims, nnz: of_images, values, range } = *source;
+        let nnz: u64 = of_images.iter().sum();
+        let source_tiles: u64 = of_images.iter().map(|&nnz| u64::from(blocks_of(nnz, 1))).sum();
         let tile = u64::from(TILE);
-        let missing = chunks.last().map_or(0, |last| last.nnz.next_multiple_of(tile) - last.nnz);
+        let missing = of_images.last().map_or(0, |last| last.next_multiple_of(tile) - last);
         let positions_end = source_tiles * tile - missing;
         let too_many = |_| Error::request(format!("{nnz} nonzeros at once are too many to sort"));
         let positions_end = u32::try_from(positions_end).map_err(too_many)?;
         let source_tiles = u32::try_from(source_tiles).map_err(too_many)?;
         let nnz = u32::try_from(nnz).map_err(too_many)?;
-        let (shape, tiles) = (&manifest.shape, blocks_of(nnz.into(), 1));
-        // Positions without a nonzero get a row after the last row.
-        let bits = if positions_end > nnz { width(u64::from(shape.dims()[mode])) } else { shape.bits(mode) };
-        let digits = bits.div_ceil(DIGIT_BITS).max(1);
+        let tiles = blocks_of(nnz.into(), 1);
+        let (digits, digit_bits) = digits_of(dims[mode], positions_end > nnz);
         let mut plan = Self {
             mode,
-            order: shape.order(),
+            dims: dims.to_vec(),
+            rest_units: rest_units(dims, mode, values, range),
             nnz,
             tiles,
             source_tiles,
@@ -108,7 +136,7 @@ impl CopyPlan {
             image_tiles: image_nnz.min(IMAGE_NNZ_MAX) / TILE,
             values,
             digits,
-            digit_bits: bits.div_ceil(digits).max(1),
+            digit_bits,
             sort_blocks: positions_end
                 .div_ceil(SORT_PORTION)
                 .clamp(1, SORT_BLOCKS * facts.multiprocessors.max(1)),
@@ -116,7 +144,7 @@ impl CopyPlan {
             pack_bytes: 0,
             result_bytes_max: 0,
             image_bytes_max: 0,
-            rows: shape.dims()[mode],
+            rows: dims[mode],
         };
         plan.image_tiles = plan.image_tiles.clamp(1, tiles);
         let column = 4 * u64::from(positions_end);
@@ -125,10 +153,9 @@ impl CopyPlan {
         plan.sort_bytes = tile_bytes + counts + column * if digits > 1 { 4 } else { 3 };
         plan.pack_bytes =
             tile_bytes + plan.record_bytes() + 2 * column + u64::from(tiles + 3 * plan.images()) * 4;
-        let rest = plan.rest_units(manifest);
-        plan.result_bytes_max = plan.result_bytes_max(manifest, rest);
-        plan.image_bytes_max =
-            plan.image_bytes(0, u64::from(plan.image_tiles) * (rest + u64::from(shape.bits(mode))));
+        plan.result_bytes_max = plan.result_bytes_max();
+        let widest = plan.rest_units + u64::from(bits_of(dims[mode]));
+        plan.image_bytes_max = plan.image_bytes(0, u64::from(plan.image_tiles) * widest);
         Ok(plan)
     }
 
@@ -145,11 +172,11 @@ impl CopyPlan {
     }
 
     /// The plan of a part of this copy, of some of its tiles; sorting is that of all.
-    pub(super) fn of_tiles(&self, manifest: &Manifest, tiles: &Range<u32>) -> Self {
+    pub(super) fn of_tiles(&self, tiles: &Range<u32>) -> Self {
         let nnz = (tiles.end * TILE).min(self.nnz) - tiles.start * TILE;
         let tiles = tiles.end - tiles.start;
         let mut own = Self { nnz, tiles, image_tiles: self.image_tiles.min(tiles), ..self.clone() };
-        own.result_bytes_max = own.result_bytes_max(manifest, own.rest_units(manifest));
+        own.result_bytes_max = own.result_bytes_max();
         own
     }
 
@@ -157,6 +184,11 @@ impl CopyPlan {
     #[must_use]
     pub fn peak_bytes(&self) -> u64 {
         self.sort_bytes.max(self.pack_bytes + self.result_bytes_max)
+    }
+
+    /// Nonzeros of an image, at most.
+    pub(super) fn image_nnz(&self) -> u32 {
+        self.image_tiles * TILE
     }
 
     /// Nonzeros.
@@ -176,7 +208,7 @@ impl CopyPlan {
     }
 
     pub(super) fn record_bytes(&self) -> u64 {
-        u64::from(self.tiles) * record_bytes(self.order) as u64
+        u64::from(self.tiles) * record_bytes(self.dims.len()) as u64
     }
 
     /// Tiles of image `number`, and nonzeros.
@@ -195,14 +227,14 @@ impl CopyPlan {
             ValueEncoding::Integer | ValueEncoding::Dictionary | ValueEncoding::Decimal => 0,
         };
         let mut sections = vec![
-            (SectionKind::Shape, 4 * self.order as u64),
-            (SectionKind::Tiles, u64::from(tiles) * record_bytes(self.order) as u64),
+            (SectionKind::Shape, 4 * self.dims.len() as u64),
+            (SectionKind::Tiles, u64::from(tiles) * record_bytes(self.dims.len()) as u64),
             (SectionKind::Columns, units * column::bytes(1) as u64),
         ];
         if value_bytes > 0 {
             sections.push((SectionKind::Values, value_bytes));
         }
-        let order = u8::try_from(self.order).expect("at most 8 modes");
+        let order = u8::try_from(self.dims.len()).expect("at most 8 modes");
         let codes =
             Format::blco(IndexEncoding::Tiled).record().chunk_codes(Version::NEWEST, self.values as u8);
         ChunkHeader::of_sections(Version::NEWEST, order, nnz, codes, &sections)
@@ -212,25 +244,11 @@ impl CopyPlan {
         u64::from(self.header(number, units).image_bytes).next_multiple_of(IMAGE_ALIGN)
     }
 
-    /// The most units of a tile's columns, without the target mode's: a column is at most as wide as its mode.
-    fn rest_units(&self, manifest: &Manifest) -> u64 {
-        let of_values = match self.values {
-            ValueEncoding::Integer => {
-                width(integer(manifest.value_max).abs_diff(integer(manifest.value_min)))
-            }
-            _ => 0,
-        };
-        let shape = &manifest.shape;
-        let of_others = (0..shape.order()).filter(|&m| m != self.mode).map(|m| shape.bits(m)).sum::<u32>();
-        u64::from(of_others + of_values)
-    }
-
-    /// The most bytes of the result, if the other columns of a tile take `rest` units. In the target mode's column, all tiles together pass
-    /// each row once.
-    fn result_bytes_max(&self, manifest: &Manifest, rest: u64) -> u64 {
-        let target = most_units(u64::from(manifest.shape.dims()[self.mode] - 1), self.tiles.into());
-        let images: u64 =
-            (0..self.images()).map(|i| self.image_bytes(i, u64::from(self.image(i).0) * rest)).sum();
+    /// The most bytes of the result. In the target mode's column, all tiles together pass each row once.
+    fn result_bytes_max(&self) -> u64 {
+        let target = most_units(u64::from(self.rows - 1), self.tiles.into());
+        let of_image = |i| self.image_bytes(i, u64::from(self.image(i).0) * self.rest_units);
+        let images: u64 = (0..self.images()).map(of_image).sum();
         let rounding = u64::from(self.images()) * (IMAGE_ALIGN + ALIGN as u64);
         images + target * column::bytes(1) as u64 + rounding + self.empty_bytes()
     }
@@ -239,6 +257,29 @@ impl CopyPlan {
     pub(super) fn empty_bytes(&self) -> u64 {
         u64::from(self.rows.div_ceil(32)) * 4
     }
+}
+
+/// Bits of the indices of a mode of `dim` rows.
+fn bits_of(dim: u32) -> u32 {
+    width(u64::from(dim - 1))
+}
+
+/// The number of digits of a row of a mode of `dim` rows, and the bits of each. With `padded`, positions without a nonzero get a row after the
+/// last row.
+pub(super) fn digits_of(dim: u32, padded: bool) -> (u32, u32) {
+    let bits = if padded { width(u64::from(dim)) } else { bits_of(dim) };
+    let digits = bits.div_ceil(DIGIT_BITS).max(1);
+    (digits, bits.div_ceil(digits).max(1))
+}
+
+/// The most units of a tile's columns without that of `mode`: a column is at most as wide as its mode.
+fn rest_units(dims: &[u32], mode: usize, values: ValueEncoding, (low, high): (f64, f64)) -> u64 {
+    let of_values = match values {
+        ValueEncoding::Integer => width(integer(high).abs_diff(integer(low))),
+        _ => 0,
+    };
+    let others = dims.iter().enumerate().filter(|(m, _)| *m != mode);
+    u64::from(others.map(|(_, &dim)| bits_of(dim)).sum::<u32>() + of_values)
 }
 
 /// Fails if the sorting kernels do not read chunks as they are on the device.

@@ -9,7 +9,7 @@
 use crate::backend::cuda::expand::is_expanded;
 use crate::backend::cuda::mode_sorted::{CopyPlan, check_layouts, value_encoding};
 use crate::backend::device::{DeviceOrder, Facts};
-use crate::backend::plan::{BuildPlan, ModePlan, ModeSeconds, Operation, Place};
+use crate::backend::plan::{BuildPlan, FibersPlan, ModePlan, ModeSeconds, Operation, Place};
 use crate::dense::Precision;
 use crate::encoding::TILE_NNZ;
 use crate::encoding::values::ValueEncoding;
@@ -194,6 +194,8 @@ const ROW_RATES: [(f64, [f64; 2]); 4] =
 /// this many; beyond, rows take longer than that (benches/runs/2026-11-25-model).
 const LEAST: [f64; 2] = [132.0 * 2.7e-12, 132.0 * 0.44e-12];
 const LEAST_COLUMNS: f64 = 16.0;
+/// The same for each column of a Kronecker product: f64, f32 (benches/runs/2026-11-26-spttmc).
+const LEAST_KRONECKER: [f64; 2] = [132.0 * 0.65e-12, 132.0 * 0.36e-12];
 
 impl Rates {
     /// If the driver does not report the memory or the cache, the H100's values are used. Decisions depend on ratios,
@@ -294,9 +296,105 @@ impl Rates {
             cleared: rows(mode) * (sum_bytes + rounded_bytes) / self.streams(),
             written: rows(mode) * row_bytes / self.streams(),
             built: self.build((shape, all), mode),
-            least: nnz * shape.order() as f64 * (LEAST[0] + LEAST[1] * rank.min(LEAST_COLUMNS))
-                / self.multiprocessors,
+            least: nnz * least(operation, shape.order(), mode) / self.multiprocessors,
         }
+    }
+
+    /// Seconds to read rows of `mode` for `nnz` nonzeros that find none in their cache.
+    fn read(&self, store: &Store, operation: &Operation, mode: usize, nnz: f64) -> f64 {
+        let bytes = row_bytes(operation, mode) as f64;
+        nnz * bytes / self.reads(f64::from(store.manifest().shape.dims()[mode]) * bytes)
+    }
+}
+
+/// Bytes of a row of a mode's factor.
+fn row_bytes(operation: &Operation, mode: usize) -> u64 {
+    let columns = operation.factor_columns.as_ref().map_or(operation.rank, |columns| columns[mode]);
+    let element = if operation.precision == Precision::F64 { 8 } else { 4 };
+    (columns * element) as u64
+}
+
+/// What a multiprocessor takes for a nonzero whatever its rows, in seconds.
+fn least(operation: &Operation, order: usize, mode: usize) -> f64 {
+    let of_indices = order as f64 * (LEAST[0] + LEAST[1] * (operation.rank as f64).min(LEAST_COLUMNS));
+    let Some(columns) = &operation.factor_columns else { return of_indices };
+    let of_result: f64 = (0..order).filter(|&m| m != mode).map(|m| columns[m] as f64).product();
+    of_indices.max(of_result * LEAST_KRONECKER[usize::from(operation.precision == Precision::F32)])
+}
+
+/// What sums of fibers would do for the modes of an operation.
+pub(super) struct AlongFibers<'a> {
+    pub rates: Rates,
+    pub store: &'a Store,
+    pub samples: &'a Samples,
+    pub operation: &'a Operation,
+    /// What serves the modes without them.
+    pub choices: &'a [Choice],
+    pub passes: u32,
+    /// Whether they were asked for.
+    pub asked: bool,
+}
+
+impl AlongFibers<'_> {
+    /// The fewest nonzeros a fiber, on average, that sums are kept for: with fewer, entries take as long as nonzeros.
+    const NNZ_OF_FIBER: f64 = 2.0;
+    /// Seconds to load the kernels that count fibers, if no copies are built anyway.
+    const LOADED: f64 = 0.07;
+
+    /// Whether counting them is worth its time: sums could save all but one reading of one mode's rows.
+    pub fn is_worth_counting(&self) -> bool {
+        let served: f64 = self.choices.iter().map(|choice| self.now(choice)).sum();
+        let has_copies = self.choices.iter().any(|choice| choice.place == Some(Place::Device));
+        self.asked || has_copies || served * f64::from(self.passes - 1) > Self::LOADED
+    }
+
+    /// The mode along which sums of fibers save most, if that pays. `counts` has the fibers along each.
+    pub fn best(&self, counts: &[u64]) -> Option<FibersPlan> {
+        let plans = counts.iter().enumerate().filter_map(|(mode, &fibers)| self.along(mode, fibers));
+        let best = plans.max_by(|a, b| a.saved_seconds.total_cmp(&b.saved_seconds))?;
+        let pays = best.saved_seconds * f64::from(self.passes - 1) > best.build_seconds;
+        (self.asked || pays).then_some(best)
+    }
+
+    /// Seconds of a mode's work in a pass without them.
+    fn now(&self, choice: &Choice) -> f64 {
+        let seconds = self.seconds(choice);
+        if choice.place.is_some() {
+            seconds.sorted + seconds.written
+        } else {
+            seconds.in_store_order + seconds.cleared
+        }
+    }
+
+    fn seconds(&self, choice: &Choice) -> ModeSeconds {
+        self.rates.of_store(self.store, self.operation, self.samples, choice.mode.mode - 1).at_least()
+    }
+
+    fn along(&self, mode: usize, fibers: u64) -> Option<FibersPlan> {
+        let Self { rates, store, operation, .. } = self;
+        let (nnz, shape) = (store.manifest().nnz, &store.manifest().shape);
+        let (fibers, row) = (fibers.min(nnz), row_bytes(operation, mode));
+        let few = fibers as f64 / nnz.max(1) as f64;
+        let served = || self.choices.iter().filter(|choice| choice.mode.mode != mode + 1);
+        if few * Self::NNZ_OF_FIBER > 1.0 || served().next().is_none() {
+            return None;
+        }
+        let saved = |choice: &Choice| {
+            let seconds = self.seconds(choice);
+            self.now(choice) - seconds.sorted * few - seconds.written
+        };
+        // The sums have order 2.
+        let of_sums = nnz as f64 * 2.0 * (LEAST[0] + LEAST[1] * LEAST_COLUMNS) / rates.multiprocessors;
+        let written = (fibers * row) as f64 / rates.streams();
+        let of_sums = rates.read(store, operation, mode, nnz as f64).max(of_sums) + written;
+        let others = (0..shape.order()).filter(|&m| m != mode);
+        Some(FibersPlan {
+            mode: mode + 1,
+            fibers,
+            bytes: fibers * (row + 8) + nnz * 12,
+            saved_seconds: served().map(saved).sum::<f64>() - of_sums,
+            build_seconds: others.map(|m| rates.build((shape, nnz), m)).sum(),
+        })
     }
 }
 
@@ -365,7 +463,7 @@ pub(super) fn choose(
         let serves;
         (serves, plan.why) = if plan.peak_bytes > left {
             (false, format!("{expected}; no room for {} bytes", plan.peak_bytes))
-        } else if which == DeviceOrder::Target {
+        } else if matches!(which, DeviceOrder::Target | DeviceOrder::Fibers) {
             (true, format!("{expected}; as asked"))
         } else {
             (gain > plan.build_seconds, expected)
@@ -399,7 +497,11 @@ const IMAGE_NNZ: u32 = 1 << 24;
 
 /// Fails if the request asks for copies that cannot be built.
 pub(super) fn check(which: DeviceOrder, manifest: &Manifest) -> Result<()> {
-    if matches!(which, DeviceOrder::Target | DeviceOrder::Host) { check_layouts(manifest) } else { Ok(()) }
+    if matches!(which, DeviceOrder::Target | DeviceOrder::Host | DeviceOrder::Fibers) {
+        check_layouts(manifest)
+    } else {
+        Ok(())
+    }
 }
 
 #[cfg(test)]
@@ -434,6 +536,7 @@ mod tests {
             factor_columns: None,
             precision: Precision::F64,
             sorted_bytes: |_, _| 0,
+            takes_fibers: false,
             alternating,
             reads_trees: false,
             share: None,
