@@ -14,7 +14,7 @@ use crate::on_a_device::{on_a_device, on_the_mock};
 use blco::internals::backend::cuda::abi::{Chunk, SHARE, TILE};
 use blco::internals::backend::cuda::driver::{Device, Memory, Stream};
 use blco::internals::backend::cuda::mode_sorted::{
-    CopyPlan, FiberKernels, SortKernels, SortedCopy, build, value_encoding,
+    BuildInput, CopyPlan, FiberKernels, SortKernels, SortedCopy, build, value_encoding,
 };
 use blco::internals::backend::cuda::{DeviceOp, Launch, Nonzeros};
 use blco::internals::backend::device::KernelSource;
@@ -96,6 +96,17 @@ impl Resident {
     }
 }
 
+fn input<'a>(
+    device: &'a Arc<Device>,
+    kernels: &'a SortKernels,
+    stream: &'a Stream,
+    store: &'a Store,
+    plan: &'a CopyPlan,
+    chunks: (u64, u32),
+) -> BuildInput<'a> {
+    BuildInput { device, kernels, stream, store, plan, chunks }
+}
+
 /// Decodes the images: nonzeros as a store would give them, and each image's value encoding.
 fn decoded(copy: &SortedCopy, store: &Store) -> (Tensor, Vec<ValueEncoding>) {
     let mut words = vec![0u64; usize::try_from(copy.bytes / 8).unwrap()];
@@ -163,7 +174,7 @@ fn check(
         let what = format!("{what}, mode {mode}");
         let precision = if mode % 2 == 0 { Precision::F64 } else { Precision::F32 };
         let plan = resident.plan(device, store, mode, precision, image_nnz);
-        let copy = build(device, &kernels, &stream, store, &plan, resident.list(), None).unwrap();
+        let copy = build(input(device, &kernels, &stream, store, &plan, resident.list()), None).unwrap();
         assert!(copy.bytes <= plan.result_bytes_max, "{what}: {} of {plan:?}", copy.bytes);
         assert!(copy.images.iter().all(|i| i.nnz <= image_nnz.max(TILE)), "{what}");
         assert_eq!(plan.images() as usize, copy.images.len(), "{what}");
@@ -269,7 +280,8 @@ fn mttkrp_of_a_copy_agrees_with_the_oracle() {
             let first = u32::try_from(store.manifest().chunks.len()).unwrap();
             for mode in 0..3 {
                 let plan = resident.plan(device, &store, mode, Precision::F32, 2048);
-                let copy = build(device, &kernels, &stream, &store, &plan, resident.list(), None).unwrap();
+                let copy =
+                    build(input(device, &kernels, &stream, &store, &plan, resident.list()), None).unwrap();
                 let (chunks, blocks) = copy.chunks(op.tiles_per_block(true), first);
                 let mut list = device.memory(size_of_val(&chunks[..])).unwrap();
                 list.write(&chunks).unwrap();
@@ -291,7 +303,7 @@ fn mttkrp_of_a_copy_agrees_with_the_oracle() {
                 assert!(comparison.holds, "mode {mode}: {:.2} of the bound", comparison.worst);
             }
             let plan = resident.plan(device, &store, 0, Precision::F32, 2048);
-            let copy = build(device, &kernels, &stream, &store, &plan, resident.list(), None).unwrap();
+            let copy = build(input(device, &kernels, &stream, &store, &plan, resident.list()), None).unwrap();
             assert_eq!(damaged_image(device, &mut op, &copy, &stream, first), Some(first + 1));
         }
     });
@@ -355,9 +367,10 @@ fn numbers_out_of_range_are_found_and_read_nothing_outside() {
                 for mode in 0..3 {
                     let (plan, list) =
                         (resident.plan(device, store, mode, Precision::F64, 2048), resident.list());
-                    let copy = build(device, &kernels, &stream, store, &plan, list, None);
+                    let copy = build(input(device, &kernels, &stream, store, &plan, list), None);
                     let room = (u64::MAX, |_| 0);
-                    let fibers = finder.along(device, &kernels, &stream, store, (&plan, mode), list, room);
+                    let fibers =
+                        finder.along(input(device, &kernels, &stream, store, &plan, list), mode, room);
                     for error in [copy.unwrap_err(), fibers.unwrap_err()] {
                         assert!(matches!(error, Error::Corrupt { .. }), "{error}");
                         let error = error.to_string();
@@ -404,7 +417,8 @@ fn what_cannot_be_put_in_order_is_an_error() {
         let integers =
             CopyPlan::new(&device.facts, store.manifest(), 0..1, 0, ValueEncoding::Integer, 1 << 22).unwrap();
         let (kernels, stream) = (SortKernels::load(device).unwrap(), device.stream(false).unwrap());
-        let refused = build(device, &kernels, &stream, &store, &integers, resident.list(), None).unwrap_err();
+        let refused =
+            build(input(device, &kernels, &stream, &store, &integers, resident.list()), None).unwrap_err();
         assert!(matches!(refused, Error::Corrupt { .. }), "{refused}");
         assert!(refused.to_string().ends_with("chunk 0: corrupt: a number out of range"), "{refused}");
         manifest.chunks[0].nnz = 1 << 32;
@@ -420,10 +434,11 @@ fn build_once() -> Result<()> {
     let plan = resident.plan(&device, &store, 1, Precision::F64, 2048);
     let (kernels, stream): (SortKernels, Stream) = (SortKernels::load(&device)?, device.stream(false)?);
     let images: u64 = store.manifest().chunks.iter().map(|c| c.image_bytes.next_multiple_of(256)).sum();
-    build(&device, &kernels, &stream, &store, &plan, resident.list(), None)?;
+    build(input(&device, &kernels, &stream, &store, &plan, resident.list()), None)?;
     let (finder, room) = (FiberKernels::load(&device)?, (u64::MAX, |_| 0));
-    finder.estimate(&device, &kernels, &stream, &store, &plan, resident.list())?;
-    let found = finder.along(&device, &kernels, &stream, &store, (&plan, 1), resident.list(), room)?;
+    let input = input(&device, &kernels, &stream, &store, &plan, resident.list());
+    finder.estimate(input)?;
+    let found = finder.along(input, 1, room)?;
     let most = plan.peak_bytes().max(found.peak_bytes);
     println!("bytes={}", images + 16 * u64::from(resident.list().1) + most);
     Ok(())
@@ -524,7 +539,8 @@ fn bench() {
             let plan = resident.plan(&device, &store, mode, precision, image_nnz);
             for turn in 0..3 {
                 let start = std::time::Instant::now();
-                let copy = build(&device, &kernels, &stream, &store, &plan, resident.list(), None).unwrap();
+                let copy =
+                    build(input(&device, &kernels, &stream, &store, &plan, resident.list()), None).unwrap();
                 let (wall, s) = (start.elapsed().as_secs_f64(), &copy.seconds);
                 let sum = s.keys + s.sort.iter().sum::<f64>() + s.measure + s.pack;
                 let sorts: Vec<String> =

@@ -3,7 +3,9 @@
 
 use super::abi::SORTED_TILES;
 use super::driver::{Device, Memory};
-use super::mode_sorted::{self, CopyPlan, FiberKernels, FiberLists, SortKernels, SortedCopy, Source};
+use super::mode_sorted::{
+    self, BuildInput, CopyPlan, FiberKernels, FiberLists, SortKernels, SortedCopy, Source,
+};
 use super::resident::{chunks_at, list};
 use super::{CudaBackend, DeviceOp, plan};
 use crate::backend::plan::{Place, Shortfall};
@@ -118,14 +120,15 @@ impl<O: DeviceOp> CudaBackend<O> {
         let chunks = (list.address(), u32::try_from(offsets.len()).unwrap_or(u32::MAX));
         let kernels = self.sort_kernels.as_ref().expect("just loaded");
         let (stream, room, finder) = (device.stream(true)?, planned.room_bytes, FiberKernels::load(device)?);
-        let counts = finder.estimate(device, kernels, &stream, store, &copy, chunks)?;
+        let input = BuildInput { device, kernels, stream: &stream, store, plan: &copy, chunks };
+        let counts = finder.estimate(input)?;
         let plan = plan::again(store, &self.plan, Shortfall::Fibers(counts))?;
         let Some(leaf) = plan.fibers.as_ref().map(|fibers| fibers.mode - 1) else {
             self.plan = plan;
             return Ok(None);
         };
         let beside = |count| self.op.fiber_bytes(leaf, count, copy.nnz().into()).unwrap_or(0);
-        let found = finder.along(device, kernels, &stream, store, (&copy, leaf), chunks, (room, beside));
+        let found = finder.along(input, leaf, (room, beside));
         self.plan = plan;
         match found.and_then(|found| self.keep_fibers(leaf, found)) {
             Ok(entries) => Ok(Some(entries)),
@@ -175,7 +178,8 @@ impl<O: DeviceOp> CudaBackend<O> {
         let chunks = (list.address(), u32::try_from(chunks.len()).unwrap_or(u32::MAX));
         let kernels = self.sort_kernels.as_ref().expect("fibers were found with them");
         let stream = &self.parts[p].resident;
-        let copy = mode_sorted::build(device, kernels, stream, store, &copy, chunks, None)?;
+        let copy =
+            mode_sorted::build(BuildInput { device, kernels, stream, store, plan: &copy, chunks }, None)?;
         self.log.pass.build_seconds += copy.seconds.all();
         let mut copy = PartCopy::new(device, copy, SORTED_TILES, self.chunk_count())?;
         copy.along_fibers = true;
@@ -232,7 +236,8 @@ impl<O: DeviceOp> CudaBackend<O> {
         let chunks = (list.address(), u32::try_from(offsets.len()).unwrap_or(u32::MAX));
         let kernels = self.sort_kernels.as_ref().expect("loaded just now, or before");
         let (stream, share) = (&self.parts[p].resident, self.plan.share());
-        let copy = mode_sorted::build(device, kernels, stream, store, &copy, chunks, share)?;
+        let copy =
+            mode_sorted::build(BuildInput { device, kernels, stream, store, plan: &copy, chunks }, share)?;
         self.log.pass.build_seconds += copy.seconds.all();
         Ok(copy)
     }

@@ -8,12 +8,11 @@
 
 use super::super::abi::{DIGIT_BITS, FIBER_REGISTERS, TILE_THREADS};
 use super::plan::Source;
-use super::{BuildJob, CopyPlan, SortKernels, SortedCopy, bytes, narrow};
-use crate::backend::cuda::driver::{Device, Kernel, Stream};
+use super::{BuildInput, BuildJob, CopyPlan, SortedCopy, bytes, narrow};
+use crate::backend::cuda::driver::{Device, Kernel};
 use crate::backend::cuda::kernels::embedded_ptx;
 use crate::encoding::values::ValueEncoding;
 use crate::error::{Error, Result};
-use crate::store::Store;
 use std::sync::Arc;
 
 /// The fibers along a mode.
@@ -64,19 +63,11 @@ impl FiberKernels {
         Ok(Self { estimate: estimate?, next_keys: next_keys?, begins: begins?, number: number? })
     }
 
-    /// Estimates how many fibers there are along each mode, within some percent, from the `chunks` for which `plan` was made, as
-    /// [`super::build`] gets them.
-    pub fn estimate(
-        &self,
-        device: &Arc<Device>,
-        kernels: &SortKernels,
-        stream: &Stream,
-        store: &Store,
-        plan: &CopyPlan,
-        chunks: (u64, u32),
-    ) -> Result<Vec<u64>> {
+    /// Estimates how many fibers there are along each mode, within some percent.
+    pub fn estimate(&self, input: BuildInput<'_>) -> Result<Vec<u64>> {
+        let BuildInput { device, kernels, plan, .. } = input;
         let order = plan.dims.len();
-        let mut job = BuildJob::new(device, kernels, stream, store, plan, chunks)?;
+        let mut job = BuildJob::new(input)?;
         let rows = device.memory(4 * plan.positions_end as usize)?;
         let mut all = vec![0u32; order * FIBER_REGISTERS as usize];
         let mut registers = device.memory(size_of_val(&all[..]))?;
@@ -91,20 +82,16 @@ impl FiberKernels {
         Ok(all.chunks_exact(FIBER_REGISTERS as usize).map(count_of).collect())
     }
 
-    /// Finds the fibers along `leaf` in the `chunks` for which `plan` was made. `beside` says how many bytes more this many fibers take,
-    /// which `room` has to hold with what is built.
+    /// Finds the fibers along `leaf`. `beside` says how many bytes more this many fibers take, which `room` has to hold with what is built.
     ///
     /// An [`Error::Request`] if it does not; otherwise the errors of [`super::build`].
     pub fn along(
         &self,
-        device: &Arc<Device>,
-        kernels: &SortKernels,
-        stream: &Stream,
-        store: &Store,
-        (plan, leaf): (&CopyPlan, usize),
-        chunks: (u64, u32),
+        input: BuildInput<'_>,
+        leaf: usize,
         (room, beside): (u64, impl Fn(u32) -> u64),
     ) -> Result<FiberLists> {
+        let BuildInput { device, kernels, store, plan, .. } = input;
         let short = |needed: u64| {
             if needed <= room {
                 return Ok(());
@@ -116,7 +103,7 @@ impl FiberKernels {
         let counts = (4 * u64::from(plan.sort_blocks + 1)) << DIGIT_BITS;
         let sorting = plan.tile_bytes() + counts + 4 * column;
         short(sorting)?;
-        let mut job = BuildJob::new(device, kernels, stream, store, plan, chunks)?;
+        let mut job = BuildJob::new(input)?;
         let (rows, positions) = job.sort(&others, Some(&self.next_keys))?;
         let counts = device.memory(bytes(4 * u64::from(plan.tiles)))?;
         let total = device.memory(size_of::<u32>())?;

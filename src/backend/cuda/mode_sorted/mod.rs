@@ -158,24 +158,32 @@ impl BuildSeconds {
     }
 }
 
-/// Builds the copy of `plan` from the `chunks` for which it was made (address and length of a list of [`Chunk`]s on the device, with a
-/// thread block for each tile). These must be on the device and stay while this runs. Of several devices, each keeps its `share` of the
-/// copy. Returns when all is done.
+/// What copies are built from, and with.
+#[derive(Clone, Copy, Debug)]
+pub struct BuildInput<'a> {
+    /// The device.
+    pub device: &'a Arc<Device>,
+    /// The kernels that sort.
+    pub kernels: &'a SortKernels,
+    /// The stream for all of the work.
+    pub stream: &'a Stream,
+    /// The store.
+    pub store: &'a Store,
+    /// The plan.
+    pub plan: &'a CopyPlan,
+    /// The chunks for which it was made: address and length of a list of [`Chunk`]s on the device, with a thread block for each tile. These are
+    /// on the device and stay while this runs.
+    pub chunks: (u64, u32),
+}
+
+/// Builds the copy of a plan. Of several devices, each keeps its `share` of the copy. Returns when all is done.
 ///
 /// [`Error::Corrupt`] if a chunk holds a number out of range, if a value is not an integer although the plan says so, or if values take
 /// more bytes than the manifest's range of values implies. [`Error::Device`], which says so, if there is too little memory. After either
 /// error, nothing is left behind.
-pub fn build(
-    device: &Arc<Device>,
-    kernels: &SortKernels,
-    stream: &Stream,
-    store: &Store,
-    plan: &CopyPlan,
-    chunks: (u64, u32),
-    share: Option<&Share>,
-) -> Result<SortedCopy> {
+pub fn build(input: BuildInput<'_>, share: Option<&Share>) -> Result<SortedCopy> {
     let own;
-    let (mut job, mut plan) = (BuildJob::new(device, kernels, stream, store, plan, chunks)?, plan);
+    let (mut job, mut plan) = (BuildJob::new(input)?, input.plan);
     let (rows, positions) = job.sort(&[plan.mode], None)?;
     job.arguments.mode = narrow(plan.mode);
     (job.arguments.rows, job.arguments.positions) = (rows.address(), positions.address());
@@ -221,14 +229,8 @@ struct BuildJob<'a> {
 }
 
 impl<'a> BuildJob<'a> {
-    fn new(
-        device: &'a Arc<Device>,
-        kernels: &'a SortKernels,
-        stream: &'a Stream,
-        store: &'a Store,
-        plan: &'a CopyPlan,
-        (chunks, chunk_count): (u64, u32),
-    ) -> Result<Self> {
+    fn new(input: BuildInput<'a>) -> Result<Self> {
+        let BuildInput { device, kernels, stream, store, plan, chunks: (chunks, chunk_count) } = input;
         let tiles = device.memory(bytes(plan.tile_bytes()))?;
         let mut fault = Fault::new(device)?;
         fault.clear()?;
