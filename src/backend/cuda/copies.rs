@@ -34,6 +34,11 @@ impl PartCopy {
         let held_bytes = copy.memory().bytes() + copy.empty.bytes();
         Ok(Self { list: list(device, &chunks)?, copy, images, blocks, along_fibers: false, held_bytes })
     }
+
+    /// Its nonzeros.
+    fn nnz(&self) -> u64 {
+        self.copy.images.iter().map(|image| u64::from(image.nnz)).sum()
+    }
 }
 
 /// Fibers whose sums serve some parts.
@@ -49,8 +54,7 @@ pub(super) struct Fibers {
 impl Fibers {
     /// Gives them to an operation.
     pub(super) fn lend(&self, op: &mut impl DeviceOp) -> Result<()> {
-        let nnz = self.nonzeros.copy.images.iter().map(|image| u64::from(image.nnz)).sum();
-        op.take_fibers(self.leaf, (self.count, nnz), self.nonzeros.blocks)
+        op.take_fibers(self.leaf, (self.count, self.nonzeros.nnz()), self.nonzeros.blocks)
     }
 }
 
@@ -103,11 +107,21 @@ impl<O: DeviceOp> CudaBackend<O> {
         self.parts[p].sorted.as_ref().filter(|copy| !copy.along_fibers || self.op.can_take_fibers())
     }
 
-    /// Counts fibers if that is worth it and, if sums of them pay, finds them. Returns a list of them, from which copies are built.
+    /// Counts fibers if that is worth it and, if sums of them pay, finds them. Returns a list of them, from which copies are built. Where
+    /// memory is short after all, other copies serve, and a note says so.
     fn build_fibers(&mut self) -> Result<Option<SortedCopy>> {
         if !self.plan.counts_fibers || self.op.fiber_bytes(0, 1, 1).is_none() {
             return Ok(None);
         }
+        self.find_fibers().or_else(|error| {
+            let why = refused(error)?;
+            self.notes.push(format!("no sums of fibers: {why}"));
+            self.plan = plan::again(&self.store, &self.plan, Shortfall::NoFibers(why))?;
+            Ok(None)
+        })
+    }
+
+    fn find_fibers(&mut self) -> Result<Option<SortedCopy>> {
         let chunks = self.plan.chunks_of(0);
         let group = self.plan.build.as_ref().map_or(0, |build| build.group_of(&chunks));
         let resident = self.resident.as_ref().expect("copies are built from resident chunks");
@@ -130,26 +144,31 @@ impl<O: DeviceOp> CudaBackend<O> {
         let beside = |count| self.op.fiber_bytes(leaf, count, copy.nnz().into()).unwrap_or(0);
         let found = finder.along(input, leaf, (room, beside));
         self.plan = plan;
-        match found.and_then(|found| self.keep_fibers(leaf, found)) {
-            Ok(entries) => Ok(Some(entries)),
-            Err(error) => {
-                let why = refused(error)?;
-                self.notes.push(format!("no sums of fibers: {why}"));
-                self.plan = plan::again(&self.store, &self.plan, Shortfall::NoFibers(why))?;
-                Ok(None)
-            }
-        }
-    }
-
-    /// Keeps fibers along `leaf`, and returns the list of them.
-    fn keep_fibers(&mut self, leaf: usize, found: FiberLists) -> Result<SortedCopy> {
-        let FiberLists { count, nonzeros, entries, seconds, .. } = found;
-        let nonzeros = PartCopy::new(&self.device, nonzeros, SORTED_TILES, self.chunk_count())?;
+        let FiberLists { count, nonzeros, entries, seconds, .. } = found?;
+        let mut nonzeros = PartCopy::new(&self.device, nonzeros, SORTED_TILES, self.chunk_count())?;
+        let nnz = nonzeros.nnz();
+        nonzeros.held_bytes += self.op.fiber_bytes(leaf, count, nnz).unwrap_or(0);
         let fibers = Fibers { nonzeros, leaf, count };
         fibers.lend(&mut self.op)?;
         self.log.pass.build_seconds += seconds;
         self.fibers = Some(fibers);
-        Ok(entries)
+        Ok(Some(entries))
+    }
+
+    /// Bytes of device memory of all copies that are there.
+    fn held_bytes(&self) -> u64 {
+        let fibers = self.fibers.iter().map(|fibers| &fibers.nonzeros);
+        self.parts.iter().flat_map(|part| &part.sorted).chain(fibers).map(|copy| copy.held_bytes).sum()
+    }
+
+    /// An [`Error::Request`] if the plan's room, of which `held` bytes are taken, is too small for building a copy.
+    fn check_room(&self, copy: &CopyPlan, held: u64) -> Result<()> {
+        let room = self.plan.build.as_ref().map_or(0, |build| build.room_bytes).saturating_sub(held);
+        let needed = copy.peak_bytes();
+        if needed <= room {
+            return Ok(());
+        }
+        Err(Error::request(format!("it takes {needed} bytes of device memory, {room} are left")))
     }
 
     /// The number of the first image that is none of the store's chunks.
@@ -173,6 +192,7 @@ impl<O: DeviceOp> CudaBackend<O> {
         let nnz: Vec<u64> = entries.images.iter().map(|image| image.nnz.into()).collect();
         let source = Source { dims: &dims, nnz: &nnz, values: ValueEncoding::Integer, range: (1.0, 1.0) };
         let copy = CopyPlan::of(&device.facts, &source, self.plan.modes[p].mode - 1, planned.image_nnz)?;
+        self.check_room(&copy, self.held_bytes() + entries.memory().bytes())?;
         let (chunks, _) = entries.chunks(1, 0);
         let list = list(device, &chunks)?;
         let chunks = (list.address(), u32::try_from(chunks.len()).unwrap_or(u32::MAX));
@@ -202,9 +222,7 @@ impl<O: DeviceOp> CudaBackend<O> {
         let (at, chunks) = (resident.memory.address(), self.plan.chunks_of(p));
         let offsets = resident.offsets[chunks.clone()].to_vec();
         let numbers = self.chunk_count();
-        let fibers = self.fibers.iter().map(|fibers| &fibers.nonzeros);
-        let copies = self.parts.iter().flat_map(|part| &part.sorted).chain(fibers);
-        let held: u64 = copies.map(|copy| copy.held_bytes).sum();
+        let held = self.held_bytes();
         let nnz = self.store.manifest().chunks[chunks.clone()].iter().map(|chunk| chunk.nnz).sum();
         let sorted_bytes = self.op.sorted_bytes(nnz);
         let group = self.plan.build.as_ref().map_or(0, |build| build.group_of(&chunks));
@@ -228,10 +246,7 @@ impl<O: DeviceOp> CudaBackend<O> {
         let (store, device, manifest) = (&self.store, &self.device, self.store.manifest());
         let planned = self.plan.build.as_ref().expect("copies are the plan's");
         let copy = CopyPlan::of_group(&device.facts, manifest, planned, number, self.plan.modes[p].mode - 1)?;
-        let (needed, room) = (copy.peak_bytes(), planned.room_bytes.saturating_sub(held));
-        if needed > room {
-            return Err(Error::request(format!("it takes {needed} bytes of device memory, {room} are left")));
-        }
+        self.check_room(&copy, held)?;
         let list = list(device, &chunks_at(at, offsets, manifest, planned.groups[number].start, 1))?;
         let chunks = (list.address(), u32::try_from(offsets.len()).unwrap_or(u32::MAX));
         let kernels = self.sort_kernels.as_ref().expect("loaded just now, or before");

@@ -300,7 +300,7 @@ impl<'a> Draft<'a> {
             (self.choices, self.build) =
                 choose::choose(self.facts, store, &samples, operation, which, limits.passes, left)?;
             self.counts_fibers =
-                more && self.may_have_fibers() && self.along_fibers(&samples).is_worth_counting();
+                more && self.may_have_fibers(left) && self.along_fibers(&samples).is_worth_counting();
         }
         // Groups are of all chunks.
         let is_one = operation.modes.iter().all(|&mode| store.chunks_for(mode) == (0..self.chunks()));
@@ -342,12 +342,17 @@ impl<'a> Draft<'a> {
 
     /// Whether sums of fibers may serve. They change the last bits of results, so what is the same in every run, or computed by several
     /// devices, has none.
-    fn may_have_fibers(&self) -> bool {
+    fn may_have_fibers(&self, room: u64) -> bool {
+        /// What sorting takes.
+        const BYTES_PER_NONZERO: u64 = 16;
         let (operation, store) = (&self.request.operation, self.store);
+        let nnz = store.manifest().nnz;
         let one =
             |modes: &[usize]| modes.iter().all(|&mode| store.chunks_for(mode) == store.chunks_for(modes[0]));
         matches!(self.which, DeviceOrder::Auto | DeviceOrder::Fibers)
             && operation.takes_fibers
+            && u32::try_from(nnz).is_ok()
+            && nnz * BYTES_PER_NONZERO <= room
             && store.manifest().shape.order() > 2
             && one(&operation.modes)
     }
