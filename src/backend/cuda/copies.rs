@@ -35,6 +35,11 @@ impl PartCopy {
         Ok(Self { list: list(device, &chunks)?, copy, images, blocks, along_fibers: false, held_bytes })
     }
 
+    /// Whether it serves a pass that can take sums of fibers, or cannot.
+    pub(super) fn serves(&self, takes_fibers: bool) -> bool {
+        takes_fibers || !self.along_fibers
+    }
+
     /// Its nonzeros.
     fn nnz(&self) -> u64 {
         self.copy.images.iter().map(|image| u64::from(image.nnz)).sum()
@@ -104,7 +109,7 @@ impl<O: DeviceOp> CudaBackend<O> {
 
     /// The copy that serves part `p` in the next pass.
     pub(super) fn copy_of(&self, p: usize) -> Option<&PartCopy> {
-        self.parts[p].sorted.as_ref().filter(|copy| !copy.along_fibers || self.op.can_take_fibers())
+        self.parts[p].sorted.as_ref().filter(|copy| copy.serves(self.op.can_take_fibers()))
     }
 
     /// Counts fibers if that is worth it and, if sums of them pay, finds them. Returns a list of them, from which copies are built. Where

@@ -91,7 +91,8 @@ pub trait DeviceOp {
         None
     }
 
-    /// Makes room for them, given their number and that of their nonzeros, for launches with `blocks` thread blocks. Parts say in [`DeviceOp::sort`] whether they take them.
+    /// Makes room for them, given their number and that of their nonzeros, for launches with `blocks` thread blocks.
+    /// [`DeviceOp::sort`] says which parts take them.
     fn take_fibers(&mut self, _leaf: usize, _count: (u32, u64), _blocks: u32) -> Result<()> {
         Ok(())
     }

@@ -238,7 +238,7 @@ impl<O: DeviceOp> CudaBackend<O> {
             }
             // All timed work starts after the pass's zero.
             part.streamed.wait(&self.log.clock.base)?;
-            let copy = part.sorted.as_ref().filter(|copy| takes_fibers || !copy.along_fibers);
+            let copy = part.sorted.as_ref().filter(|copy| copy.serves(takes_fibers));
             self.op.begin(p, copy.map(|copy| &copy.copy.empty), &part.streamed)?;
             part.cleared.record(&part.streamed)?;
         }
@@ -487,7 +487,6 @@ impl<O: DeviceOp> Backend for CudaBackend<O> {
                 self.parts[p].streamed.wait(done)?;
             }
         }
-        let takes_fibers = self.op.can_take_fibers();
         for (p, part) in self.parts.iter().enumerate() {
             if !self.op.is_active(p) {
                 continue;
@@ -495,7 +494,7 @@ impl<O: DeviceOp> Backend for CudaBackend<O> {
             if let Some(done) = &part.resident_done {
                 part.streamed.wait(done)?;
             }
-            let written = part.sorted.as_ref().is_some_and(|copy| takes_fibers || !copy.along_fibers);
+            let written = self.copy_of(p).is_some();
             self.op.finish(p, written, &part.streamed)?;
             part.ended.record(&part.streamed)?;
         }

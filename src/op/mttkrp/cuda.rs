@@ -246,9 +246,7 @@ impl CarryOut {
         }
         Ok(made)
     }
-}
 
-impl CarryOut {
     /// Of `blocks` thread blocks, in turn with those that they are added up to.
     fn levels(
         device: &Arc<Device>,
