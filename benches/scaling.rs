@@ -144,7 +144,7 @@ fn kind(settings: &Settings, dims: &[u64], text: &Path, figures: &mut Figures) {
             median(iterations.iter().map(|i| 1e3 * seconds(i)).collect())
         };
         put("CP-ALS iteration", of(|i| i.seconds));
-        put("CP-ALS, its MTTKRPs", of(|i| i.mttkrp_seconds));
+        put("CP-ALS, its passes", of(|i| i.mttkrp_seconds));
     }
 }
 

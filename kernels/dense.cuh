@@ -39,11 +39,19 @@ __device__ __forceinline__ void descend(const DenseArgs& a, const double* m, con
     const double* scales = (const double*)a.scales;
     const u32 lane = threadIdx.x % 32;
     double x[COLUMNS], target[COLUMNS];
+    bool has_sums = false;
 #pragma unroll
     for (u32 j = 0; j < COLUMNS; ++j) {
         const u32 c = lane + 32 * j;
-        x[j] = c < a.rank ? (double)old[c] * scales[a.rank + c] : 0;
         target[j] = c < a.rank ? m[c] * scales[c] : 0;
+        has_sums |= c < a.rank && m[c] != 0;
+    }
+    // A row whose sums are zero is best zero, and begins there.
+    has_sums = __any_sync(~0u, has_sums);
+#pragma unroll
+    for (u32 j = 0; j < COLUMNS; ++j) {
+        const u32 c = lane + 32 * j;
+        x[j] = has_sums && c < a.rank ? (double)old[c] * scales[a.rank + c] : 0;
     }
     double first = 0;
     for (int sweep = 0; sweep < SWEEPS; ++sweep) {
@@ -218,7 +226,10 @@ template <class Real> __device__ __forceinline__ void hals(const DenseArgs& a)
     double* x = rows + warp * a.rank;
     for (u64 row = (u64)blockIdx.x * warps + warp; row < a.rows; row += (u64)gridDim.x * warps) {
         Real* factor = (Real*)a.factor + row * a.rank;
-        for (u32 c = lane; c < a.rank; c += 32) x[c] = (double)factor[c] * scales[a.rank + c];
+        bool has_sums = false;
+        for (u32 c = lane; c < a.rank; c += 32) has_sums |= sum_at<Real>(a, row * a.rank + c) != 0;
+        has_sums = __any_sync(~0u, has_sums);
+        for (u32 c = lane; c < a.rank; c += 32) x[c] = has_sums ? (double)factor[c] * scales[a.rank + c] : 0;
         __syncwarp();
         double first = 0;
         for (int sweep = 0; sweep < SWEEPS; ++sweep) {

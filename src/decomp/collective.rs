@@ -41,6 +41,11 @@ pub trait Collective: Debug + Send {
 
     /// The sum of all members' `parts`, in order, each of `numbers` numbers; the same on every member.
     fn all_reduce(&mut self, parts: Vec<Vec<f64>>, numbers: usize) -> Result<Vec<f64>>;
+
+    /// Whether there are no others, so that a pass gives the sums of all.
+    fn is_alone(&self) -> bool {
+        false
+    }
 }
 
 /// The only member. It owns all rows and copies nothing.
@@ -63,6 +68,10 @@ impl Collective for Local {
     fn all_reduce(&mut self, parts: Vec<Vec<f64>>, numbers: usize) -> Result<Vec<f64>> {
         Ok(sum(parts, numbers))
     }
+
+    fn is_alone(&self) -> bool {
+        true
+    }
 }
 
 /// Members with memory of their own. Sums are added in the members' order.
@@ -82,16 +91,17 @@ impl Collective for Group {
 
     fn all_reduce(&mut self, parts: Vec<Vec<f64>>, numbers: usize) -> Result<Vec<f64>> {
         let all = self.all_numbers(&parts.concat())?;
-        Ok(sum(all.chunks_exact(numbers.max(1)).map(<[f64]>::to_vec).collect(), numbers))
+        Ok(sum(all.chunks_exact(numbers.max(1)).map(<[f64]>::to_vec), numbers))
     }
 }
 
 /// The sum of `parts`, in order, each of `numbers` numbers.
-pub(super) fn sum(parts: Vec<Vec<f64>>, numbers: usize) -> Vec<f64> {
+pub(super) fn sum(parts: impl IntoIterator<Item = Vec<f64>>, numbers: usize) -> Vec<f64> {
     parts.into_iter().reduce(add).unwrap_or_else(|| vec![0.0; numbers])
 }
 
-fn add(mut all: Vec<f64>, part: Vec<f64>) -> Vec<f64> {
+/// `all` with the numbers of `part` added.
+pub(super) fn add(mut all: Vec<f64>, part: Vec<f64>) -> Vec<f64> {
     all.iter_mut().zip(part).for_each(|(a, b)| *a += b);
     all
 }
@@ -142,7 +152,7 @@ mod tests {
 
         fn all_reduce(&mut self, parts: Vec<Vec<f64>>, numbers: usize) -> Result<Vec<f64>> {
             let all = numbers_of(&self.exchange(cast_slice(&parts.concat())).concat());
-            Ok(sum(all.chunks_exact(numbers).map(<[f64]>::to_vec).collect(), numbers))
+            Ok(sum(all.chunks_exact(numbers).map(<[f64]>::to_vec), numbers))
         }
     }
 

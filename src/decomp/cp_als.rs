@@ -52,6 +52,18 @@ pub trait AlsBackend<T: Real> {
     /// Makes the factor of the mode whose MTTKRP was last computed, from its sums, by `rule`.
     fn update(&mut self, mode: usize, rule: &Rule) -> Result<Gram>;
 
+    /// Does both in one, where the backend can and gains by it: rows of the factor are made in the pass, and the sums not kept.
+    /// Otherwise it does nothing.
+    fn mttkrp_with_update(
+        &mut self,
+        _mode: usize,
+        _wide: bool,
+        _rule: &Rule,
+        _progress: &(dyn Fn(u64) + Sync),
+    ) -> Result<Option<Gram>> {
+        Ok(None)
+    }
+
     /// The Gram matrix of the factor of `mode` in twice f64's digits, rank x rank: [`extended::gram`].
     fn extended_gram(&mut self, mode: usize) -> Result<Vec<Double>>;
 }
@@ -96,9 +108,9 @@ pub struct Iteration {
     pub vanished: usize,
     /// Seconds in all.
     pub seconds: f64,
-    /// Seconds of passes.
+    /// Seconds of passes, those included that make a factor at once.
     pub mttkrp_seconds: f64,
-    /// Seconds of updates of factors.
+    /// Seconds of other updates of factors.
     pub update_seconds: f64,
     /// Seconds of rank x rank algebra, Gram matrices in twice the digits included.
     pub solve_seconds: f64,
@@ -192,9 +204,13 @@ impl Als {
             let solution = self.solve(mode, backend, &mut done)?;
             let wide = solution.condition * self.settings.rank as f64 * 2.0 * T::ROUNDOFF > 1.0;
             let solved = Instant::now();
-            backend.mttkrp(mode, wide, &|nnz| progress(CpStep { mode, nnz }))?;
+            let progress = |nnz| progress(CpStep { mode, nnz });
+            let made = backend.mttkrp_with_update(mode, wide, &solution.rule, &progress)?;
+            if made.is_none() {
+                backend.mttkrp(mode, wide, &progress)?;
+            }
             let passed = Instant::now();
-            let found = backend.update(mode, &solution.rule)?;
+            let found = made.map_or_else(|| backend.update(mode, &solution.rule), Ok)?;
             done.update_seconds += passed.elapsed().as_secs_f64();
             done.mttkrp_seconds += (passed - solved).as_secs_f64();
             done.solve_seconds += (solved - started).as_secs_f64();

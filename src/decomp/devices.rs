@@ -186,7 +186,7 @@ impl<T: Real + Pod> AlsBackend<T> for DevicesAls<T> {
         if alike {
             parts.truncate(1);
         }
-        let parts = parts.into_iter().map(Gram::numbers).collect();
+        let parts = parts.into_iter().map(Gram::numbers);
         if !alike {
             let factors: Vec<_> =
                 self.team.members().iter_mut().map(|m| m.backend.op().factor(mode)).collect();

@@ -7,7 +7,7 @@ use super::collective::{Collective, Local};
 use super::cp_als::AlsBackend;
 use super::extended::{self, Double};
 use super::members::Share;
-use super::update::{self, Gram, Rule};
+use super::update::{self, Gram, RowsUpdate, Rule};
 use crate::backend::Squares;
 use crate::backend::host::{HostBackend, HostOp};
 use crate::dense::{Matrix, Real};
@@ -18,6 +18,7 @@ use crate::stream::{Executor, PassReport, Plan};
 use crate::sys::PageBuf;
 use std::borrow::Cow;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// Passes and factors on the host, on the current rayon pool. Chunks that the plan keeps stay from pass to pass.
 #[derive(Debug)]
@@ -25,6 +26,8 @@ pub struct HostAls<T: Real> {
     backend: HostBackend<Mttkrp<'static, T>>,
     executor: Executor<PageBuf>,
     members: Box<dyn Collective>,
+    /// Of each mode, whether its factor has been updated since it was given.
+    settled: Vec<bool>,
 }
 
 /// Bytes that a decomposition holds on the host, decoded tiles and what [`super::solve::host_bytes`] counts not included.
@@ -50,7 +53,8 @@ impl<T: Real> HostAls<T> {
     ) -> Result<Self> {
         let mut backend = HostBackend::for_threads(store, op, plan.threads)?.with_squares(squares);
         let executor = Executor::new(store, plan, &mut backend)?;
-        Ok(Self { backend, executor, members })
+        let settled = vec![false; store.manifest().shape.order()];
+        Ok(Self { backend, executor, members, settled })
     }
 
     /// The same for factors of another rank, at most that of the first: [`Mttkrp::with_rank`].
@@ -76,6 +80,7 @@ impl<T: Real> Share<T> for HostAls<T> {
 
 impl<T: Real> AlsBackend<T> for HostAls<T> {
     fn set_factors(&mut self, factors: Vec<Matrix<T>>) -> Result<()> {
+        self.settled.fill(false);
         self.backend.op().put(factors);
         Ok(())
     }
@@ -92,12 +97,36 @@ impl<T: Real> AlsBackend<T> for HostAls<T> {
         self.pass(mode, wide, progress).map(drop)
     }
 
-    fn update(&mut self, _mode: usize, rule: &Rule) -> Result<Gram> {
+    fn update(&mut self, mode: usize, rule: &Rule) -> Result<Gram> {
         let op = self.backend.op();
         // Passes from mode-sorted copies set sums; those over chunks add to them.
         let zeroes = !op.holds_store();
         let (sums, factor) = op.sums_and_factor();
+        self.settled[mode] = true;
         update::update(sums, factor, rule, zeroes, &mut *self.members)
+    }
+
+    fn mttkrp_with_update(
+        &mut self,
+        mode: usize,
+        wide: bool,
+        rule: &Rule,
+        progress: &(dyn Fn(u64) + Sync),
+    ) -> Result<Option<Gram>> {
+        let op = self.backend.op();
+        if !self.members.is_alone() || !op.has_segments(mode) {
+            return Ok(None);
+        }
+        let factor = &op.factors()[mode];
+        let Some(rows) = RowsUpdate::new(rule, factor.rows(), factor.columns(), self.settled[mode]) else {
+            return Ok(None);
+        };
+        let rows = Arc::new(rows);
+        op.aim(mode, wide);
+        op.hand_over(rows.clone())?;
+        self.settled[mode] = true;
+        self.executor.pass(&mut self.backend, progress)?;
+        Ok(Some(rows.gram()))
     }
 
     fn extended_gram(&mut self, mode: usize) -> Result<Vec<Double>> {

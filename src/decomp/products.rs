@@ -39,7 +39,12 @@ impl pulp::WithSimd for Product<'_> {
         let rows = self.rows.len();
         let whole = rows - rows % ROWS;
         (0..whole).step_by(ROWS).for_each(|row| self.rows::<S, ROWS>(simd, row));
-        (whole..rows).for_each(|row| self.rows::<S, 1>(simd, row));
+        match rows - whole {
+            3 => self.rows::<S, 3>(simd, whole),
+            2 => self.rows::<S, 2>(simd, whole),
+            1 => self.rows::<S, 1>(simd, whole),
+            _ => {}
+        }
     }
 }
 

@@ -9,20 +9,26 @@
 //! tensors go through numbers so small that their products are subnormal, which processors multiply slowly: for some
 //! iterations, updates took three to four times as long, and passes half as long again.
 //!
-//! **Order of additions.** Rows are divided into parts by their number and the rank alone. Blocks of rows are added up
-//! within a part, and the parts in order. The result therefore does not depend on threads or on the number of members
+//! **In the pass.** Where MTTKRP hands over sums a segment at a time ([`RowsUpdate`]), new rows are made while these are in a core's
+//! cache: large sums are neither written to memory nor read from it, and products overlap the pass's wait for memory.
+//!
+//! **Order of additions.** Rows are divided into parts by their number and the rank alone, and parts of long modes into segments. Blocks of
+//! rows are added up within a segment, segments in order within a part, and the parts in order. The result therefore does not depend on threads or on the number of members
 //! of a [`Collective`]. Matrix products are those of [`super::products`] or faer's, on one thread each; their last bits
 //! depend on whether the machine fuses operations.
 
-use super::collective::{Collective, sum};
+use super::collective::{Collective, add, sum};
 use super::products::{Product, is_small};
 use crate::dense::{Matrix, Real};
 use crate::error::Result;
-use crate::op::mttkrp::prefetch;
+use crate::op::mttkrp::{TakeSums, prefetch, segment_rows};
+use crate::sys::sync::{Mutex, MutexGuard};
 use faer::linalg::matmul::matmul;
 use faer::linalg::matmul::triangular::{self, BlockStructure};
 use faer::{Accum, MatMut, MatRef, Par};
 use rayon::prelude::*;
+use std::collections::BTreeMap;
+use std::sync::PoisonError;
 
 /// Numbers that vector instructions process together.
 const LANES: usize = 8;
@@ -32,6 +38,8 @@ const ROWS: usize = 128;
 const STEP: usize = 16;
 /// The most parts.
 const PARTS: usize = 64;
+/// The largest rank of an update in the pass: products of longer rows take longer than reading sums.
+const SEGMENTS_RANK: usize = 64;
 /// The least number of a nonnegative factor whose columns have a length near one. So no column becomes zero, from which
 /// it could not recover. It stands for zero.
 pub const FLOOR: f64 = f64::EPSILON;
@@ -48,7 +56,8 @@ pub enum Rule {
         /// The matrix.
         matrix: Vec<f64>,
     },
-    /// Hierarchical alternating least squares: each column in turn takes its best nonnegative values while the others are fixed.
+    /// Hierarchical alternating least squares: each column in turn takes its best nonnegative values while the others are fixed. A row whose
+    /// sums are zero is best zero, which [`FLOOR`] stands for.
     NonNegative {
         /// Inner products of the other modes' columns, with the ridge.
         gram: Vec<f64>,
@@ -99,13 +108,30 @@ pub(super) fn parts(rows: usize, rank: usize) -> usize {
 
 /// Numbers of a part; the last may have fewer.
 pub(super) fn part_numbers(rows: usize, rank: usize) -> usize {
-    rows.div_ceil(parts(rows, rank)) * rank
+    let of_part = rows.div_ceil(parts(rows, rank));
+    if has_segments(rows, rank) {
+        of_part.next_multiple_of(segment_rows(rank)) * rank
+    } else {
+        of_part * rank
+    }
+}
+
+/// Whether parts have several segments. A function of the shape alone.
+fn has_segments(rows: usize, rank: usize) -> bool {
+    rank <= SEGMENTS_RANK && rows > PARTS * segment_rows(rank)
+}
+
+/// Numbers of a segment; the last of a part may have fewer.
+fn segment_numbers(rows: usize, rank: usize) -> usize {
+    if has_segments(rows, rank) { segment_rows(rank) * rank } else { part_numbers(rows, rank) }
 }
 
 /// Bytes that an update or [`super::extended::gram`] holds.
 #[must_use]
 pub fn host_bytes(rows: usize, rank: usize) -> u64 {
-    (parts(rows, rank) * ((rank + rank.max(ROWS) + 2) * rank + ROWS) * size_of::<f64>()) as u64
+    let segments = if has_segments(rows, rank) { rows.div_ceil(segment_rows(rank)) } else { 0 };
+    let of_parts = parts(rows, rank) * ((rank + rank.max(ROWS) + 2) * rank + ROWS);
+    ((of_parts + segments * (rank + 1) * rank) * size_of::<f64>()) as u64
 }
 
 /// Makes `factor` from the members' `sums`, which have its shape, by `rule`. With `zeroes`, sums are zero afterwards.
@@ -118,16 +144,17 @@ pub fn update<T: Real>(
     zeroes: bool,
     members: &mut dyn Collective,
 ) -> Result<Gram> {
-    let (rank, chunk) = (factor.columns(), part_numbers(factor.rows(), factor.columns()));
+    let (factor_rows, rank) = (factor.rows(), factor.columns());
+    let chunk = part_numbers(factor_rows, rank);
     let parts = members.owned(sums.len().div_ceil(chunk));
     let [from, to] = [parts.start, parts.end].map(|part| (part * chunk).min(sums.len()));
     members.reduce_scatter(sums, from..to)?;
     let rows = factor.data_mut()[from..to].par_chunks_mut(chunk);
     let parts = sums[from..to].par_chunks_mut(chunk).zip(rows).with_max_len(1);
+    let segment = segment_numbers(factor_rows, rank);
     let part = |(sums, rows): (&mut [f64], &mut [T])| {
-        let mut part = FactorPart::new(rank);
-        part.update(rule, sums, rows, zeroes);
-        part.gram
+        let segments = sums.chunks_mut(segment).zip(rows.chunks_mut(segment));
+        sum(segments.map(|(sums, rows)| Segment::updated(rank, rule, sums, rows, zeroes)), rank * (rank + 1))
     };
     let parts = parts.map(part).collect();
     let bytes = from * size_of::<T>()..to * size_of::<T>();
@@ -138,56 +165,154 @@ pub fn update<T: Real>(
 /// The Gram matrix of `factor`, added up as [`update`] does.
 #[must_use]
 pub fn gram<T: Real>(factor: &Matrix<T>) -> Vec<f64> {
-    let (rank, chunk) = (factor.columns(), part_numbers(factor.rows(), factor.columns()));
-    let part = |rows: &[T]| {
-        let mut part = FactorPart::new(rank);
-        part.measure(rows);
-        part.gram
-    };
-    let parts = factor.data().par_chunks(chunk).with_max_len(1).map(part).collect();
+    let (rows, rank) = (factor.rows(), factor.columns());
+    let (part, segment) = (part_numbers(rows, rank), segment_numbers(rows, rank));
+    let of_part =
+        |rows: &[T]| sum(rows.chunks(segment).map(|rows| Segment::measured(rank, rows)), rank * (rank + 1));
+    let parts: Vec<_> = factor.data().par_chunks(part).with_max_len(1).map(of_part).collect();
     Gram::of(sum(parts, rank * (rank + 1)), rank).gram
 }
 
-/// The sums of a part's rows.
-struct FactorPart {
+/// An update in the pass, on the host, of one member alone: takes MTTKRP's sums and makes the factor's rows of them.
+#[derive(Debug)]
+pub struct RowsUpdate {
+    rule: Rule,
+    rank: usize,
+    /// Whether an earlier update has set rows without nonzeros.
+    is_settled: bool,
+    /// Segments of a part.
+    of_part: usize,
+    parts: Vec<Mutex<PartSums>>,
+}
+
+/// What [`Segment`] adds up, of the first segments of a part.
+#[derive(Debug, Default)]
+struct PartSums {
+    sums: Vec<f64>,
+    /// Their number, and what came before its turn.
+    segments: usize,
+    waiting: BTreeMap<usize, Vec<f64>>,
+}
+
+impl PartSums {
+    fn add(&mut self, segment: usize, sums: Vec<f64>) {
+        self.waiting.insert(segment, sums);
+        while let Some(next) = self.waiting.remove(&self.segments) {
+            let sums = std::mem::take(&mut self.sums);
+            self.sums = if self.segments == 0 { next } else { add(sums, next) };
+            self.segments += 1;
+        }
+    }
+}
+
+impl RowsUpdate {
+    /// By `rule`, of a factor of `rows` rows; nothing if it is not in segments. `is_settled` tells that rows without nonzeros are
+    /// those of an earlier update, by the same kind of rule.
+    #[must_use]
+    pub fn new(rule: &Rule, rows: usize, rank: usize, is_settled: bool) -> Option<Self> {
+        if !has_segments(rows, rank) {
+            return None;
+        }
+        let (part, segment) = (part_numbers(rows, rank) / rank, segment_rows(rank));
+        let parts = (0..rows.div_ceil(part)).map(|_| Mutex::default()).collect();
+        Some(Self { rule: rule.clone(), rank, is_settled, of_part: part / segment, parts })
+    }
+
+    /// The facts about the new factor, once all segments were taken.
+    #[must_use]
+    pub fn gram(&self) -> Gram {
+        let parts = self.parts.iter().map(|part| std::mem::take(&mut locked(part).sums));
+        Gram::of(sum(parts, self.rank * (self.rank + 1)), self.rank)
+    }
+}
+
+impl<T: Real> TakeSums<T> for RowsUpdate {
+    fn take(&self, segment: usize, sums: &mut [f64], filled: &[u64], factor: &mut [T]) {
+        let mut made = Segment::new(self.rank);
+        made.filled = Some((filled, self.is_settled));
+        made.update(&self.rule, sums, factor, false);
+        locked(&self.parts[segment / self.of_part]).add(segment % self.of_part, made.gram);
+    }
+}
+
+fn locked(part: &Mutex<PartSums>) -> MutexGuard<'_, PartSums> {
+    part.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The sums of a segment's rows.
+struct Segment<'a> {
     rank: usize,
     /// Inner products of the columns, rank x rank, in the upper triangle, and of the columns with those of the sums.
     gram: Vec<f64>,
     /// [`ROWS`] rows.
     block: Vec<f64>,
-    /// The beginnings of the block's rows in the part.
+    /// The beginnings of the block's rows in the segment.
     starts: Vec<usize>,
     /// The beginnings of the block's columns.
     columns: Vec<usize>,
+    /// A bit for each row that has nonzeros, if known, and whether an earlier update has set the others.
+    filled: Option<(&'a [u64], bool)>,
 }
 
-impl FactorPart {
+impl Segment<'_> {
     fn new(rank: usize) -> Self {
         let (gram, block) = (vec![0.0; rank * (rank + 1)], vec![0.0; ROWS * rank]);
-        Self { rank, gram, block, starts: Vec::with_capacity(ROWS), columns: (0..rank).collect() }
+        let (starts, columns) = (Vec::with_capacity(ROWS), (0..rank).collect());
+        Self { rank, gram, block, starts, columns, filled: None }
+    }
+
+    /// Makes `rows` from `sums`. Returns what it adds up.
+    fn updated<T: Real>(
+        rank: usize,
+        rule: &Rule,
+        sums: &mut [f64],
+        rows: &mut [T],
+        zeroes: bool,
+    ) -> Vec<f64> {
+        let mut segment = Self::new(rank);
+        segment.update(rule, sums, rows, zeroes);
+        segment.gram
+    }
+
+    /// The same of rows as they are, without sums.
+    fn measured<T: Real>(rank: usize, rows: &[T]) -> Vec<f64> {
+        let mut segment = Self::new(rank);
+        segment.measure(rows);
+        segment.gram
     }
 
     fn update<T: Real>(&mut self, rule: &Rule, sums: &mut [f64], rows: &mut [T], zeroes: bool) {
         let (rank, simd) = (self.rank, pulp::Arch::new());
-        let skips_zeros = is_small(rank) && matches!(rule, Rule::Linear { .. });
+        let is_linear = matches!(rule, Rule::Linear { .. });
+        // What becomes of rows whose sums are zero, if they are not computed.
+        let rest = (!is_linear || is_small(rank)).then_some(T::nearest(if is_linear { 0.0 } else { FLOOR }));
         let (block, step) = (ROWS * rank, if is_small(rank) { STEP } else { ROWS } * rank);
+        let settled = self.filled.filter(|(_, is_settled)| *is_settled && rest.is_some());
         // Numbers of the block's new rows.
         let mut n = 0;
         for at in (0..rows.len()).step_by(step) {
             let ahead = (at + block).min(rows.len())..(at + block + step).min(rows.len());
-            prefetch(&sums[ahead.clone()]);
-            prefetch(&rows[ahead]);
+            if let Some((filled, _)) = settled {
+                let filled = ahead.step_by(rank).filter(|at| has(filled, at / rank));
+                filled.for_each(|at| prefetch(&rows[at..][..rank]));
+            } else {
+                prefetch(&sums[ahead.clone()]);
+                prefetch(&rows[ahead]);
+            }
             let end = (at + step).min(rows.len());
             let (sums, rows) = (&mut sums[at..end], &mut rows[at..end]);
-            let is_computed =
-                |start: &usize| !skips_zeros || sums[*start..][..rank].iter().any(|&x| x != 0.0);
+            let is_computed = |start: &usize| match self.filled {
+                _ if rest.is_none() => true,
+                Some((filled, _)) => has(filled, (at + start) / rank),
+                None => sums[*start..][..rank].iter().any(|&x| x != 0.0),
+            };
             self.starts.clear();
             self.starts.extend((0..rows.len()).step_by(rank).filter(is_computed));
             let starts = &self.starts[..];
             let new = &mut self.block[n..][..starts.len() * rank];
             n += new.len();
             match rule {
-                Rule::Linear { matrix } if skips_zeros => {
+                Rule::Linear { matrix } if is_small(rank) => {
                     let (a, b) = (&*sums, matrix);
                     simd.dispatch(Product { rank, a, rows: starts, step: 1, b, c: new, adds_upper: false });
                 }
@@ -199,11 +324,12 @@ impl FactorPart {
                 }
                 Rule::NonNegative { gram, of_sums, of_old, of_new } => {
                     let scales = [of_sums, of_old, of_new].map(|s| &s[..rank]);
-                    simd.dispatch(Descend { sums, rows, gram, scales, new });
+                    simd.dispatch(Descend { sums, rows, starts, gram, scales, new });
                 }
             }
             let inner = &mut self.gram[rank * rank..];
-            simd.dispatch(StoreRows { sums, rows, starts, new, inner, zeroes });
+            let rest = if settled.is_some() { None } else { rest };
+            simd.dispatch(StoreRows { sums, rows, starts, new, inner, zeroes, rest });
             if (at + step).is_multiple_of(block) {
                 self.add_gram(n);
                 n = 0;
@@ -245,7 +371,7 @@ impl FactorPart {
     }
 }
 
-/// Stores the rows `new` in `rows` where `starts` says, rounded, with tiny numbers as zero, and leaves them so; other rows become zero. Adds
+/// Stores the rows `new` in `rows` where `starts` says, rounded, with tiny numbers as zero, and leaves them so. Adds
 /// the products of `new` with the sums to `inner`.
 struct StoreRows<'a, T> {
     sums: &'a mut [f64],
@@ -254,6 +380,8 @@ struct StoreRows<'a, T> {
     new: &'a mut [f64],
     inner: &'a mut [f64],
     zeroes: bool,
+    /// What all numbers of other rows become, unless they are that already.
+    rest: Option<T>,
 }
 
 /// Compiled for the machine's vectors. `backend::host` explains why it is not a closure.
@@ -262,11 +390,12 @@ impl<T: Real> pulp::WithSimd for StoreRows<'_, T> {
 
     #[inline(always)]
     fn with_simd<S: pulp::Simd>(self, _: S) {
-        let Self { sums, rows, starts, new, inner, zeroes } = self;
+        let Self { sums, rows, starts, new, inner, zeroes, rest } = self;
+        let fill = |rows: &mut [T]| rest.iter().for_each(|&x| fill(rows, x));
         let rank = inner.len();
         let mut at = 0;
         for (&start, new) in starts.iter().zip(new.chunks_exact_mut(rank)) {
-            zero(&mut rows[at..start]);
+            fill(&mut rows[at..start]);
             at = start + rank;
             let (m, a) = (&mut sums[start..at], &mut rows[start..at]);
             for (((m, a), new), inner) in m.iter().zip(a).zip(new).zip(&mut *inner) {
@@ -278,22 +407,29 @@ impl<T: Real> pulp::WithSimd for StoreRows<'_, T> {
                 m.fill(0.0);
             }
         }
-        zero(&mut rows[at..]);
+        fill(&mut rows[at..]);
     }
 }
 
-/// Zeroes `rows`. Memory is written only if they are not zero yet: rows without nonzeros stay zero after the first update.
+/// Sets all numbers of `rows` to `x`. Memory is written only if they are not: rows without nonzeros stay as the first update leaves them.
 #[inline(always)]
-fn zero<T: Real>(rows: &mut [T]) {
-    if rows.iter().any(|x| x.widen() != 0.0) {
-        rows.fill(T::nearest(0.0));
+fn fill<T: Real>(rows: &mut [T], x: T) {
+    if rows.iter().any(|y| *y != x) {
+        rows.fill(x);
     }
+}
+
+/// Whether bit `row` is set.
+#[inline(always)]
+fn has(bits: &[u64], row: usize) -> bool {
+    bits[row / 64] >> (row % 64) & 1 == 1
 }
 
 /// [`descend`] for each row.
 struct Descend<'a, T> {
     sums: &'a [f64],
     rows: &'a [T],
+    starts: &'a [usize],
     gram: &'a [f64],
     scales: [&'a [f64]; 3],
     new: &'a mut [f64],
@@ -305,8 +441,8 @@ impl<T: Real> pulp::WithSimd for Descend<'_, T> {
     #[inline(always)]
     fn with_simd<S: pulp::Simd>(self, _: S) {
         let rank = self.scales[0].len();
-        let rows = self.sums.chunks_exact(rank).zip(self.rows.chunks_exact(rank));
-        for ((m, a), new) in rows.zip(self.new.chunks_exact_mut(rank)) {
+        for (&start, new) in self.starts.iter().zip(self.new.chunks_exact_mut(rank)) {
+            let (m, a) = (&self.sums[start..][..rank], &self.rows[start..][..rank]);
             descend(m, a, self.gram, self.scales, new);
         }
     }
@@ -431,11 +567,14 @@ mod tests {
         let gram: Vec<f64> = (0..rank * rank)
             .map(|i| (0..9).map(|k| basis[k * rank + i / rank] * basis[k * rank + i % rank]).sum())
             .collect();
-        let m = random(rows * rank, 0);
+        let mut m = random(rows * rank, 0);
+        m[..rank].fill(0.0);
         let ones = vec![1.0; rank];
         let (of_sums, of_old, of_new) = (vec![2.0; rank], ones.clone(), ones);
         let rule = Rule::NonNegative { gram: gram.clone(), of_sums, of_old, of_new };
         let mut factor = Matrix::from_rows(rows, rank, vec![0.5; rows * rank]);
+        update(&mut m.clone(), &mut factor, &rule, true, &mut Local).unwrap();
+        assert!(factor.row(0).iter().all(|&x| x == FLOOR), "a row whose sums are zero");
         (0..3000).for_each(|_| drop(update(&mut m.clone(), &mut factor, &rule, true, &mut Local)));
         for i in 0..rows {
             for r in 0..rank {

@@ -6,7 +6,8 @@ use crate::common::{Kind, SMALL_CHUNKS, Tensor, options, packed, values};
 use crate::naive::{Dense, naive_iteration, rows};
 use blco::internals::decomp::checkpoint::{Checkpointer, Identity};
 use blco::internals::decomp::host::{HostAls, host_bytes};
-use blco::internals::decomp::{CpJob, Decomposition, Init, Model, Problem, Settings, Stop, run};
+use blco::internals::decomp::update::Rule;
+use blco::internals::decomp::{AlsBackend, CpJob, Decomposition, Init, Model, Problem, Settings, Stop, run};
 use blco::internals::dense::{Matrix, Real, seeded_factors};
 use blco::internals::error::{Error, Result};
 use blco::internals::op::mttkrp::{Mttkrp, strategies};
@@ -133,6 +134,41 @@ fn what_is_kept_serves_other_ranks() {
             assert!(bits(&found.model) == bits(&wanted.model), "rank {rank}, sorted {sorted}");
         }
     }
+}
+
+/// With mode-sorted copies, factors of long modes are made in the passes: the same bits. One row has a third of the nonzeros, a segment of
+/// rows another third.
+#[test]
+fn factors_made_in_the_pass_have_the_same_bits() {
+    fn check<T: Real>(store: &Store, rank: usize, nonneg: bool, all_threads: &[usize]) {
+        let asked = ask::<T>(rank, seeded(3), 3);
+        let asked = Ask { settings: Settings { nonneg, ..asked.settings }, ..asked };
+        let wanted = bits(&decompose(store, asked.clone()).unwrap().model);
+        for &threads in all_threads {
+            let limits = Limits { threads, passes: 9, ..Limits::default() };
+            let plan = plan(store, host_bytes::<T>(store.manifest(), rank, threads), &limits).unwrap();
+            store.sys().pool(threads).unwrap().install(|| {
+                let op = Mttkrp::alternating(store, rank, threads).unwrap().keep_mode_sorted(store).unwrap();
+                let mut place = HostAls::new(store, &plan, op).unwrap();
+                let mut job = crate::naive::job(store, asked.settings, 3, None);
+                let found = run(&mut job, asked.init.clone(), &mut place, &|_| ()).unwrap();
+                assert!(bits(&found.model) == wanted, "rank {rank}, {threads} threads");
+                place.set_factors(found.model.factors).unwrap();
+                let rule = Rule::Linear { matrix: vec![0.5; rank * rank] };
+                let mut is_made =
+                    |mode| place.mttkrp_with_update(mode, false, &rule, &|_| ()).unwrap().is_some();
+                assert_eq!([0, 1, 2].map(&mut is_made), [true, false, false]);
+            });
+        }
+    }
+    let mut tensor = Tensor::random(&[270_000, 300, 400], 60_000, 1, values::fraction);
+    for (i, at) in tensor.indices.chunks_exact_mut(3).enumerate() {
+        at[0] = [at[0], 5000 + at[0] % 1000, 8000][i % 3];
+    }
+    let (_dir, store) = store_of(&tensor, Kind::Tiled);
+    check::<f64>(&store, 64, false, &[1, 2, 5]);
+    check::<f64>(&store, 16, true, &[3]);
+    check::<f32>(&store, 31, false, &[3]);
 }
 
 #[test]

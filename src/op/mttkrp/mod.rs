@@ -31,6 +31,7 @@ pub(super) mod rows;
 pub use covers::{ByCover, Served, served, serving, serving_bytes, serving_view};
 pub use group::Strategy;
 pub(crate) use kernel::prefetch;
+pub use mode_sorted::{TakeSums, segment_rows};
 
 use crate::backend::host::{HostOp, TileRoom, Tiles, Vectors, computing_bytes};
 use crate::dense::{Matrix, MatrixRef, Real};
@@ -43,11 +44,11 @@ use crate::sys::Sys;
 use crate::sys::sync::{Mutex, at_once};
 use group::{COPIES, Commit, Group, GroupWork, Inputs, Tables};
 use lists::Stretch;
-use mode_sorted::{Gathered, ModeSorted};
+use mode_sorted::{Gathered, ModeSorted, SegmentRooms};
 use queue::{OrderedCommit, Shift, TileSource, WorkQueue, Workspace};
 use rayon::prelude::*;
 use rows::{AlignedRows, OwnRows};
-use std::sync::PoisonError;
+use std::sync::{Arc, PoisonError};
 
 /// Tiles of a group. Groups are cut by position in the store.
 const GROUP_TILES: usize = 8;
@@ -110,6 +111,10 @@ struct Scratch<T: Clone> {
     trees: Vec<Option<ModeOrder>>,
     /// The current partition.
     part: usize,
+    /// Takes the sums of the current pass.
+    taker: Option<Arc<dyn TakeSums<T>>>,
+    /// What that needs, from its first pass on.
+    segments: Option<SegmentRooms>,
 }
 
 impl<T: Clone> Scratch<T> {
@@ -332,7 +337,8 @@ impl ModeSortedDemand {
         };
         // Adding up along trees gives other bits.
         let bytes = bytes.filter(|_| from_trees.is_none());
-        Self { bytes: bytes.map(|bytes| bytes.saturating_add(lines as u64)), from_passes }
+        let lines = lines as u64 + if alternating { SegmentRooms::bytes(rank, threads) } else { 0 };
+        Self { bytes: bytes.map(|bytes| bytes.saturating_add(lines)), from_passes }
     }
 }
 
@@ -476,6 +482,8 @@ impl<'a, T: Real> Mttkrp<'a, T> {
             lines: Vec::new(),
             trees: room.trees.clone(),
             part: 0,
+            taker: None,
+            segments: None,
         };
         Ok(Self { factors, results, scratch })
     }
@@ -580,6 +588,26 @@ impl<'a, T: Real> Mttkrp<'a, T> {
         scratch.modes[0] = (mode, scratch.in_turn[mode]);
         scratch.kept.begin();
         scratch.stretch.iter_mut().for_each(Stretch::clear);
+        scratch.taker = None;
+    }
+
+    /// Whether sums of `mode` can be taken a segment at a time: mode-sorted copies are there, and the result has several segments.
+    #[must_use]
+    pub fn has_segments(&mut self, mode: usize) -> bool {
+        let (rows, of_segment) = (self.factors()[mode].rows(), segment_rows(self.scratch.rank));
+        let Kept::ModeSorted(copies) = &self.scratch.kept else { return false };
+        rows > of_segment && copies[mode].fits_segments(of_segment)
+    }
+
+    /// Hands the sums of the next pass to `taker`, if [`Mttkrp::has_segments`] of its mode. They are not stored; [`Mttkrp::sums_and_factor`]'s
+    /// are unspecified then.
+    pub fn hand_over(&mut self, taker: Arc<dyn TakeSums<T>>) -> Result<()> {
+        let Scratch { rank, segments, kept, .. } = &mut self.scratch;
+        if let (None, Kept::ModeSorted(copies)) = (&segments, kept) {
+            *segments = Some(SegmentRooms::new(copies, *rank)?);
+        }
+        self.scratch.taker = Some(taker);
+        Ok(())
     }
 
     /// The sums of the mode selected by [`Mttkrp::aim`], `dims[mode]` x rank, which the caller must leave as the next pass
@@ -665,25 +693,49 @@ impl<T: Real> Mttkrp<'_, T> {
 
     /// Computes the results from mode-sorted copies.
     fn compute_from_mode_sorted(&mut self) -> Result<()> {
-        let Scratch { rank, vectors, wide, modes, in_turn, lines, kept: Kept::ModeSorted(copies), .. } =
-            &mut self.scratch
+        let Self { factors, results, scratch } = self;
+        let Scratch {
+            rank,
+            vectors,
+            wide,
+            modes,
+            in_turn,
+            lines,
+            taker,
+            segments,
+            kept: Kept::ModeSorted(copies),
+            ..
+        } = scratch
         else {
             return Ok(());
         };
-        let mut factors = self.factors.views();
-        for (factor, lines) in factors.iter_mut().zip(lines) {
+        let (rank, mode, taker) = (*rank, modes[0].0, taker.take());
+        // No mode's copies read its own factor.
+        let mut target = taker
+            .as_ref()
+            .map(|_| std::mem::replace(&mut factors.own()[mode], Matrix::from_rows(0, rank, Vec::new())));
+        let mut views = factors.views();
+        for (factor, lines) in views.iter_mut().zip(lines) {
             if lines.has_room_for(factor.data()) && !rows::is_aligned(factor.data()) {
                 lines.copy_all(factor.data());
                 *factor = MatrixRef::from_rows(factor.rows(), factor.columns(), lines.data());
             }
         }
-        let factors = &factors;
-        let inputs = lists::Inputs { factors, rank: *rank, wide: *wide, vectors: vectors.arch() };
-        let mut of_modes: Vec<&mut ModeSorted> =
-            if in_turn.is_empty() { copies.iter_mut().collect() } else { vec![&mut copies[modes[0].0]] };
-        let mut sums: Vec<&mut [f64]> =
-            self.results.iter_mut().map(|result| result.sums_mut(*rank)).collect();
-        mode_sorted::compute(&mut of_modes, inputs, &mut sums)
+        let inputs = lists::Inputs { factors: &views, rank, wide: *wide, vectors: vectors.arch() };
+        let computed = if let (Some(taker), Some(target)) = (taker, &mut target) {
+            let (sums, factor) = (results[0].sums_mut(rank), target.data_mut());
+            let rooms = segments.as_ref().expect("made with the taker");
+            mode_sorted::compute_segments(&mut copies[mode], inputs, sums, factor, &*taker, rooms)
+        } else {
+            let mut of_modes: Vec<&mut ModeSorted> =
+                if in_turn.is_empty() { copies.iter_mut().collect() } else { vec![&mut copies[mode]] };
+            let mut sums: Vec<&mut [f64]> = results.iter_mut().map(|result| result.sums_mut(rank)).collect();
+            mode_sorted::compute(&mut of_modes, inputs, &mut sums)
+        };
+        if let Some(target) = target {
+            factors.own()[mode] = target;
+        }
+        computed
     }
 }
 

@@ -8,6 +8,9 @@
 //! Within a row block, runs of a mode with slots follow the groups, whose nonzeros are close to each other in all
 //! modes; other runs are sorted by row.
 //!
+//! **Segments.** Row blocks end where segments of [`segment_rows`] end. A caller that needs each row of a result once ([`TakeSums`]) gets
+//! it a segment at a time, while it is in a core's cache; the whole result is then neither written to memory nor read from it.
+//!
 //! **Hot rows.** A row with more nonzeros than a thread's share is a row block of its own. All threads first compute
 //! the sums of its runs that start at zero; these are then added to the row in order.
 
@@ -23,13 +26,14 @@ use crate::shape::ORDER_MAX;
 use crate::sys::sync::Mutex;
 use crate::sys::{PageBuf, Sys};
 use rayon::prelude::*;
+use std::fmt::Debug;
 use std::ops::Range;
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// The most bytes of a block's result rows. They fit a core's cache beside rows of factors.
-const BLOCK_BYTES: usize = 512 << 10;
-/// The most rows in a block.
+/// The most bytes of a segment's result rows. They fit a core's cache beside rows of factors.
+const SEGMENT_BYTES: usize = 512 << 10;
+/// The most rows in a segment.
 const ROWS_MAX: usize = 1 << 12;
 /// The most nonzeros in a block, except that of a single row. They are sorted in a core's cache.
 const BLOCK_NNZ_MAX: usize = 1 << 16;
@@ -45,6 +49,48 @@ const BLOCK_NNZ: usize = 1 << 13;
 const SHARES: usize = 8;
 /// The number of groups whose runs are stored together in a block of a mode with slots.
 const WINDOW: usize = 4;
+
+/// Rows of a segment of results with `rank` columns: a power of two.
+#[must_use]
+pub fn segment_rows(rank: usize) -> usize {
+    let rows = (SEGMENT_BYTES / (8 * rank)).clamp(1, ROWS_MAX);
+    1 << rows.ilog2()
+}
+
+/// Takes the sums of a mode, a segment at a time.
+pub trait TakeSums<T>: Debug + Send + Sync {
+    /// `sums` are those of all rows of a segment, `factor` the same rows of the mode's factor, which it may change; `filled` has a bit for
+    /// each row, set if it has nonzeros. Threads take different segments at once.
+    fn take(&self, segment: usize, sums: &mut [f64], filled: &[u64], factor: &mut [T]);
+}
+
+/// What a thread needs to compute a segment.
+#[derive(Debug)]
+struct SegmentRoom {
+    sums: Vec<f64>,
+    filled: Vec<u64>,
+}
+
+/// That of all threads, kept between passes.
+#[derive(Debug)]
+pub struct SegmentRooms(Vec<Mutex<SegmentRoom>>);
+
+impl SegmentRooms {
+    /// For passes over `copies` on the current pool, with `rank` columns.
+    pub fn new(copies: &[ModeSorted], rank: usize) -> Result<Self> {
+        let (sys, rows) = (&copies[0].sys, segment_rows(rank));
+        let room = |_| {
+            let (sums, filled) = (sys.vec(0.0, rows * rank)?, sys.vec(0, rows.div_ceil(64))?);
+            Ok(Mutex::new(SegmentRoom { sums, filled }))
+        };
+        Ok(Self((0..rayon::current_num_threads()).map(room).collect::<Result<_>>()?))
+    }
+
+    /// Bytes for `threads` threads.
+    pub fn bytes(rank: usize, threads: usize) -> u64 {
+        (threads * segment_rows(rank) * (rank * size_of::<f64>() + 1)) as u64
+    }
+}
 
 /// The nonzeros of a store, collected during a pass.
 #[derive(Debug)]
@@ -148,6 +194,8 @@ pub struct ModeSorted {
     hot_sums: Vec<f64>,
     /// Nonzeros of a hot row that a thread takes at a time.
     share: usize,
+    /// No row block has rows on both sides of a multiple of this.
+    block_rows: usize,
 }
 
 /// Consecutive blocks and their nonzeros: for each block the values, then the indices in the other modes, one mode
@@ -183,12 +231,12 @@ pub fn bytes(dims: &[u32], modes: usize, nnz: u64, rank: usize, threads: usize) 
     let (order, rows) = (dims.len(), dims.iter().max().map_or(0, |&dim| dim as usize));
     let nnz = usize::try_from(u32::try_from(nnz).ok()?).ok()?;
     let limits = Limits::new(rows, nnz, rank, threads);
-    // Two adjacent blocks together exceed a limit on rows or nonzeros, unless one is hot.
+    // Of two adjacent blocks, the first ends at a multiple of rows or they exceed the nonzeros, unless one is hot.
     let blocks = 2 * (rows / limits.rows + nnz / limits.nnz + SHARES * threads) + 2;
     let copy = 4 * (order - 1) + 8 + size_of::<RowRun>();
     let hot_runs = SHARES * threads * (nnz / GROUP_NNZ + COPIES);
     let hot_tasks = 2 * HOT_SHARES * SHARES * threads;
-    let of_copy = blocks * (size_of::<RowBlock>() + size_of::<BlockTask<'_>>())
+    let of_copy = blocks * (size_of::<RowBlock>() + size_of::<(BlockTask<'_>, &mut [f64])>())
         + hot_tasks * size_of::<BlockWork<'_, f64>>();
     // While one is sorted: the collected nonzeros, places and keys; where each block's places are in each sheet; the
     // block of each row.
@@ -203,6 +251,7 @@ pub fn bytes(dims: &[u32], modes: usize, nnz: u64, rank: usize, threads: usize) 
 /// The limits of a row block that has several rows.
 #[derive(Clone, Copy)]
 struct Limits {
+    /// Blocks end at multiples of this.
     rows: usize,
     nnz: usize,
     /// Nonzeros beyond which a row is hot.
@@ -213,7 +262,7 @@ impl Limits {
     fn new(rows: usize, nnz: usize, rank: usize, threads: usize) -> Self {
         let hot = (nnz / (SHARES * threads)).max(BLOCK_NNZ);
         // At most about 2^16 blocks because of the limit on rows.
-        let rows = (BLOCK_BYTES / (8 * rank)).min(ROWS_MAX).max(rows >> 16).max(1);
+        let rows = segment_rows(rank).max(rows >> 16);
         Self { rows, nnz: hot.min(BLOCK_NNZ_MAX), hot }
     }
 
@@ -328,7 +377,13 @@ impl ModeSorted {
         let shelves: Vec<Shelf> = shelves.collect::<Result<_>>()?;
         let hot = shelves.iter().flat_map(|shelf| &shelf.blocks).filter(|block| block.is_hot);
         let hot_sums = sys.vec(0.0, hot.flat_map(|block| &block.runs).count() * rank)?;
-        Ok(Self { sys: sys.clone(), mode, shelves, hot_sums, share: limits.share() })
+        let (share, block_rows) = (limits.share(), limits.rows);
+        Ok(Self { sys: sys.clone(), mode, shelves, hot_sums, share, block_rows })
+    }
+
+    /// Whether each of its row blocks lies in a segment of `rows` rows.
+    pub fn fits_segments(&self, rows: usize) -> bool {
+        rows.is_multiple_of(self.block_rows)
     }
 
     /// All rows, in order.
@@ -388,8 +443,8 @@ fn cut(of_row: &[AtomicU32], limits: Limits) -> Vec<RowBlock> {
     for (row, of_row) in (0u32..).zip(of_row) {
         let nnz = of_row.load(Ordering::Relaxed) as usize;
         let is_hot = nnz > limits.hot;
-        let fits =
-            |last: &RowBlock| !last.is_hot && last.nnz + nnz <= limits.nnz && last.rows.len() < limits.rows;
+        let ends = (row as usize).is_multiple_of(limits.rows);
+        let fits = |last: &RowBlock| !last.is_hot && last.nnz + nnz <= limits.nnz && !ends;
         if is_hot || !blocks.last().is_some_and(fits) {
             blocks.push(RowBlock { rows: row..row, is_hot, nnz: 0, runs: Vec::new(), first_byte: 0 });
         }
@@ -581,60 +636,24 @@ impl<T: Real> BlockWork<'_, T> {
     }
 }
 
-/// A row block with its mode and shelf, the sums of its runs if it is hot, and its rows of the result.
-type BlockTask<'a> = (usize, &'a Shelf, &'a RowBlock, &'a [f64], &'a mut [f64]);
+/// A row block with its mode and shelf, and the sums of its runs if it is hot.
+#[derive(Clone, Copy)]
+struct BlockTask<'a> {
+    mode: usize,
+    shelf: &'a Shelf,
+    block: &'a RowBlock,
+    of_runs: &'a [f64],
+}
 
-/// Sets `sums[i]`, with rows of `rank` numbers, to the results of the mode of `copies[i]`.
-pub fn compute<T: Real>(
-    copies: &mut [&mut ModeSorted],
-    inputs: Inputs<'_, T>,
-    sums: &mut [&mut [f64]],
-) -> Result<()> {
-    let Inputs { rank, wide, vectors, .. } = inputs;
-    let sys = copies[0].sys.clone();
-    let mut hot_sums: Vec<_> = copies.iter_mut().map(|copy| std::mem::take(&mut copy.hot_sums)).collect();
-    let mut tasks = Vec::new();
-    for (copy, hot_sums) in copies.iter().zip(&mut hot_sums) {
-        let mut rest = &mut hot_sums[..];
-        for (shelf, block) in copy.blocks().filter(|(_, block)| block.is_hot) {
-            let (mut run, mut at) = (0, 0);
-            while run < block.runs.len() {
-                let (first, from) = (run, at);
-                while run < block.runs.len() && at - from < copy.share {
-                    at += block.runs[run].nnz as usize;
-                    run += 1;
-                }
-                let (sums, behind) = rest.split_at_mut((run - first) * rank);
-                rest = behind;
-                let runs = shelf.part(copy.mode, inputs, block, &block.runs[first..run], from..at);
-                tasks.push(BlockWork { wide, runs, each: true, sums });
-            }
-        }
-    }
-    tasks.into_par_iter().with_max_len(1).try_for_each(|task| {
-        sys.check_cancelled()?;
-        task.sums.fill(0.0);
-        vectors.dispatch(task);
-        Ok::<_, Error>(())
-    })?;
-    let mut tasks: Vec<BlockTask<'_>> = Vec::new();
-    for ((copy, hot_sums), sums) in copies.iter().zip(&hot_sums).zip(sums) {
-        let (mut rest, mut hot_sums) = (&mut sums[..], &hot_sums[..]);
-        for (shelf, block) in copy.blocks() {
-            let (sums, behind) = rest.split_at_mut(block.rows.len() * rank);
-            rest = behind;
-            let (of_runs, behind) = hot_sums.split_at(if block.is_hot { block.runs.len() * rank } else { 0 });
-            hot_sums = behind;
-            tasks.push((copy.mode, shelf, block, of_runs, sums));
-        }
-    }
-    tasks.into_par_iter().with_max_len(1).try_for_each(|(mode, shelf, block, of_runs, sums)| {
-        sys.check_cancelled()?;
+impl BlockTask<'_> {
+    /// Sets `sums` to the results of its rows.
+    fn run<T: Real>(&self, inputs: Inputs<'_, T>, sums: &mut [f64]) {
+        let Self { mode, shelf, block, of_runs } = *self;
+        let Inputs { rank, wide, vectors, .. } = inputs;
         sums.fill(0.0);
         if !block.is_hot {
             let runs = shelf.part(mode, inputs, block, &block.runs, 0..block.nnz);
-            vectors.dispatch(BlockWork { wide, runs, each: false, sums });
-            return Ok(());
+            return vectors.dispatch(BlockWork { wide, runs, each: false, sums });
         }
         let mut at = 0;
         for (run, of_run) in block.runs.iter().zip(of_runs.chunks_exact(rank)) {
@@ -647,8 +666,150 @@ pub fn compute<T: Real>(
                 vectors.dispatch(BlockWork { wide, runs, each: false, sums: &mut *sums });
             }
         }
+    }
+
+    fn rows(&self) -> usize {
+        self.block.rows.len()
+    }
+}
+
+impl ModeSorted {
+    /// Computes the sums of hot rows' runs, all threads together; those of `copies[i]` replace `hot_sums[i]`.
+    fn add_hot<T: Real>(
+        copies: &[&mut Self],
+        inputs: Inputs<'_, T>,
+        hot_sums: &mut [Vec<f64>],
+    ) -> Result<()> {
+        let Inputs { rank, wide, vectors, .. } = inputs;
+        let mut tasks = Vec::new();
+        for (copy, hot_sums) in copies.iter().zip(hot_sums) {
+            let mut rest = &mut hot_sums[..];
+            for (shelf, block) in copy.blocks().filter(|(_, block)| block.is_hot) {
+                let (mut run, mut at) = (0, 0);
+                while run < block.runs.len() {
+                    let (first, from) = (run, at);
+                    while run < block.runs.len() && at - from < copy.share {
+                        at += block.runs[run].nnz as usize;
+                        run += 1;
+                    }
+                    let (sums, behind) = rest.split_at_mut((run - first) * rank);
+                    rest = behind;
+                    let runs = shelf.part(copy.mode, inputs, block, &block.runs[first..run], from..at);
+                    tasks.push(BlockWork { wide, runs, each: true, sums });
+                }
+            }
+        }
+        tasks.into_par_iter().with_max_len(1).try_for_each(|task| {
+            copies[0].sys.check_cancelled()?;
+            task.sums.fill(0.0);
+            vectors.dispatch(task);
+            Ok::<_, Error>(())
+        })
+    }
+
+    /// The work on each of its blocks, in the order of rows.
+    fn tasks<'a>(&'a self, hot_sums: &'a [f64], rank: usize) -> impl Iterator<Item = BlockTask<'a>> {
+        let mut rest = hot_sums;
+        self.blocks().map(move |(shelf, block)| {
+            let (of_runs, behind) = rest.split_at(if block.is_hot { block.runs.len() * rank } else { 0 });
+            rest = behind;
+            BlockTask { mode: self.mode, shelf, block, of_runs }
+        })
+    }
+}
+
+/// Sets `sums[i]`, with rows of `rank` numbers, to the results of the mode of `copies[i]`.
+pub fn compute<T: Real>(
+    copies: &mut [&mut ModeSorted],
+    inputs: Inputs<'_, T>,
+    sums: &mut [&mut [f64]],
+) -> Result<()> {
+    let sys = copies[0].sys.clone();
+    let mut hot_sums: Vec<_> = copies.iter_mut().map(|copy| std::mem::take(&mut copy.hot_sums)).collect();
+    ModeSorted::add_hot(copies, inputs, &mut hot_sums)?;
+    let mut tasks = Vec::new();
+    for ((copy, hot_sums), sums) in copies.iter().zip(&hot_sums).zip(sums) {
+        let mut rest = &mut sums[..];
+        for task in copy.tasks(hot_sums, inputs.rank) {
+            let (sums, behind) = rest.split_at_mut(task.rows() * inputs.rank);
+            rest = behind;
+            tasks.push((task, sums));
+        }
+    }
+    tasks.into_par_iter().with_max_len(1).try_for_each(|(task, sums)| {
+        sys.check_cancelled()?;
+        task.run(inputs, sums);
         Ok::<_, Error>(())
     })?;
     copies.iter_mut().zip(hot_sums).for_each(|(copy, sums)| copy.hot_sums = sums);
+    Ok(())
+}
+
+/// Computes the mode of `copy`, whose blocks lie in segments, and hands each segment to `taker` with its rows of `factor`. Segments with
+/// many nonzeros are computed by several threads, in `sums`.
+pub fn compute_segments<T: Real>(
+    copy: &mut ModeSorted,
+    inputs: Inputs<'_, T>,
+    sums: &mut [f64],
+    factor: &mut [T],
+    taker: &dyn TakeSums<T>,
+    rooms: &SegmentRooms,
+) -> Result<()> {
+    let (rank, sys) = (inputs.rank, copy.sys.clone());
+    let (rows, threads) = (segment_rows(rank), rayon::current_num_threads());
+    let mut hot_sums = [std::mem::take(&mut copy.hot_sums)];
+    ModeSorted::add_hot(&[&mut *copy], inputs, &mut hot_sums)?;
+    let tasks: Vec<BlockTask<'_>> = copy.tasks(&hot_sums[0], rank).collect();
+    let segments: Vec<&[BlockTask<'_>]> = tasks
+        .chunk_by(|a, b| a.block.rows.start as usize / rows == b.block.rows.start as usize / rows)
+        .collect();
+    let nnz: usize = tasks.iter().map(|task| task.block.nnz).sum();
+    let share = (nnz / (SHARES * threads)).max(BLOCK_NNZ);
+    let is_shared = |tasks: &[BlockTask<'_>]| tasks.iter().map(|task| task.block.nnz).sum::<usize>() > share;
+    let mut shared = Vec::new();
+    for (tasks, sums) in
+        segments.iter().zip(sums.chunks_mut(rows * rank)).filter(|(tasks, _)| is_shared(tasks))
+    {
+        let mut rest = sums;
+        for task in *tasks {
+            let (sums, behind) = rest.split_at_mut(task.rows() * rank);
+            rest = behind;
+            shared.push((task, sums));
+        }
+    }
+    shared.into_par_iter().with_max_len(1).try_for_each(|(task, sums)| {
+        sys.check_cancelled()?;
+        task.run(inputs, sums);
+        Ok::<_, Error>(())
+    })?;
+    let parts = sums.chunks_mut(rows * rank).zip(factor.chunks_mut(rows * rank));
+    let work: Vec<_> = segments.into_iter().zip(parts).enumerate().collect();
+    work.into_par_iter().with_max_len(1).try_for_each(|(segment, (tasks, (sums, factor)))| {
+        sys.check_cancelled()?;
+        let room = &rooms.0[rayon::current_thread_index().unwrap_or(0)];
+        let mut room = room.lock().unwrap_or_else(PoisonError::into_inner);
+        let SegmentRoom { sums: own, filled } = &mut *room;
+        filled.fill(0);
+        for BlockTask { block, .. } in tasks {
+            for row in block.runs.iter().map(|run| (block.rows.start + run.row) as usize % rows) {
+                filled[row / 64] |= 1 << (row % 64);
+            }
+        }
+        if is_shared(tasks) {
+            taker.take(segment, sums, filled, factor);
+            return Ok(());
+        }
+        let own = &mut own[..sums.len()];
+        let mut rest = &mut *own;
+        for task in tasks {
+            let (sums, behind) = rest.split_at_mut(task.rows() * rank);
+            rest = behind;
+            task.run(inputs, sums);
+        }
+        taker.take(segment, own, filled, factor);
+        Ok::<_, Error>(())
+    })?;
+    let [sums] = hot_sums;
+    copy.hot_sums = sums;
     Ok(())
 }
