@@ -465,7 +465,11 @@ fn dot(a: &[f64], b: &[f64]) -> f64 {
 #[inline(always)]
 fn descend<T: Real>(m: &[f64], a: &[T], gram: &[f64], scales: [&[f64]; 3], new: &mut [f64]) {
     let (rank, [of_sums, of_old, of_new]) = (new.len(), scales);
-    new.iter_mut().zip(a.iter().zip(of_old)).for_each(|(new, (a, s))| *new = a.widen() * s);
+    // A row whose sums are zero is best zero, and begins there.
+    let has_sums = m.iter().any(|&x| x != 0.0);
+    for (new, (a, s)) in new.iter_mut().zip(a.iter().zip(of_old)) {
+        *new = if has_sums { a.widen() * s } else { 0.0 };
+    }
     let mut first = 0.0;
     for sweep in 0..SWEEPS {
         let mut change = 0.0;

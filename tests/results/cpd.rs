@@ -165,6 +165,9 @@ fn factors_made_in_the_pass_have_the_same_bits() {
     for (i, at) in tensor.indices.chunks_exact_mut(3).enumerate() {
         at[0] = [at[0], 5000 + at[0] % 1000, 8000][i % 3];
     }
+    // A row whose nonzeros are zero.
+    tensor.indices[0] = 7;
+    tensor.values[0] = 0.0;
     let (_dir, store) = store_of(&tensor, Kind::Tiled);
     check::<f64>(&store, 64, false, &[1, 2, 5]);
     check::<f64>(&store, 16, true, &[3]);
