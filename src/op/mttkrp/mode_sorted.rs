@@ -668,9 +668,27 @@ impl BlockTask<'_> {
         }
     }
 
-    fn rows(&self) -> usize {
-        self.block.rows.len()
+    /// [`BlockTask::run`] for all, in parallel.
+    fn run_all<T: Real>(tasks: Vec<(Self, &mut [f64])>, inputs: Inputs<'_, T>, sys: &Sys) -> Result<()> {
+        tasks.into_par_iter().with_max_len(1).try_for_each(|(task, sums)| {
+            sys.check_cancelled()?;
+            task.run(inputs, sums);
+            Ok(())
+        })
     }
+}
+
+/// Each of `tasks`, whose rows follow each other, with its rows of `sums`.
+fn with_rows<'a, 'b>(
+    tasks: impl IntoIterator<Item = BlockTask<'a>>,
+    mut sums: &'b mut [f64],
+    rank: usize,
+) -> impl Iterator<Item = (BlockTask<'a>, &'b mut [f64])> {
+    tasks.into_iter().map(move |task| {
+        let (own, behind) = std::mem::take(&mut sums).split_at_mut(task.block.rows.len() * rank);
+        sums = behind;
+        (task, own)
+    })
 }
 
 impl ModeSorted {
@@ -729,18 +747,9 @@ pub fn compute<T: Real>(
     ModeSorted::add_hot(copies, inputs, &mut hot_sums)?;
     let mut tasks = Vec::new();
     for ((copy, hot_sums), sums) in copies.iter().zip(&hot_sums).zip(sums) {
-        let mut rest = &mut sums[..];
-        for task in copy.tasks(hot_sums, inputs.rank) {
-            let (sums, behind) = rest.split_at_mut(task.rows() * inputs.rank);
-            rest = behind;
-            tasks.push((task, sums));
-        }
+        tasks.extend(with_rows(copy.tasks(hot_sums, inputs.rank), sums, inputs.rank));
     }
-    tasks.into_par_iter().with_max_len(1).try_for_each(|(task, sums)| {
-        sys.check_cancelled()?;
-        task.run(inputs, sums);
-        Ok::<_, Error>(())
-    })?;
+    BlockTask::run_all(tasks, inputs, &sys)?;
     copies.iter_mut().zip(hot_sums).for_each(|(copy, sums)| copy.hot_sums = sums);
     Ok(())
 }
@@ -770,18 +779,9 @@ pub fn compute_segments<T: Real>(
     for (tasks, sums) in
         segments.iter().zip(sums.chunks_mut(rows * rank)).filter(|(tasks, _)| is_shared(tasks))
     {
-        let mut rest = sums;
-        for task in *tasks {
-            let (sums, behind) = rest.split_at_mut(task.rows() * rank);
-            rest = behind;
-            shared.push((task, sums));
-        }
+        shared.extend(with_rows(tasks.iter().copied(), sums, rank));
     }
-    shared.into_par_iter().with_max_len(1).try_for_each(|(task, sums)| {
-        sys.check_cancelled()?;
-        task.run(inputs, sums);
-        Ok::<_, Error>(())
-    })?;
+    BlockTask::run_all(shared, inputs, &sys)?;
     let parts = sums.chunks_mut(rows * rank).zip(factor.chunks_mut(rows * rank));
     let work: Vec<_> = segments.into_iter().zip(parts).enumerate().collect();
     work.into_par_iter().with_max_len(1).try_for_each(|(segment, (tasks, (sums, factor)))| {
@@ -800,12 +800,7 @@ pub fn compute_segments<T: Real>(
             return Ok(());
         }
         let own = &mut own[..sums.len()];
-        let mut rest = &mut *own;
-        for task in tasks {
-            let (sums, behind) = rest.split_at_mut(task.rows() * rank);
-            rest = behind;
-            task.run(inputs, sums);
-        }
+        with_rows(tasks.iter().copied(), own, rank).for_each(|(task, sums)| task.run(inputs, sums));
         taker.take(segment, own, filled, factor);
         Ok::<_, Error>(())
     })?;
