@@ -35,8 +35,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 const SEGMENT_BYTES: usize = 512 << 10;
 /// The most rows in a segment.
 const ROWS_MAX: usize = 1 << 12;
-/// The most nonzeros in a block, except that of a single row. They are sorted in a core's cache.
-const BLOCK_NNZ_MAX: usize = 1 << 16;
+/// The most nonzeros in a block, except that of a single row. The more there are in some rows, the sooner linear order meets the other modes'
+/// rows again, while they are in a core's cache.
+const BLOCK_NNZ_MAX: usize = 1 << 20;
 /// Bytes of a shelf without its last block. Threads populate the pages of different shelves in parallel.
 const SHELF_BYTES: usize = 16 << 20;
 /// Nonzeros of a sheet.
@@ -242,8 +243,8 @@ pub fn bytes(dims: &[u32], modes: usize, nnz: u64, rank: usize, threads: usize) 
     // block of each row.
     let building = nnz * (4 * (order + 2) + 8 + 16) + 4 * blocks * nnz.div_ceil(SHEET_NNZ) + 4 * rows;
     // Per thread: runs, two sets of keys, counts.
-    let of_thread =
-        size_of::<RowRun>() * nnz.min(BLOCK_NNZ_MAX) + 16 * limits.nnz.min(nnz) + 4 * COPIES * limits.rows;
+    let runs = nnz.min(limits.nnz.max(nnz / GROUP_NNZ + COPIES));
+    let of_thread = size_of::<RowRun>() * runs + 16 * limits.nnz.min(nnz) + 4 * COPIES * limits.rows;
     let hot_sums = hot_runs.saturating_mul(8 * rank).saturating_mul(modes);
     Some(hot_sums.saturating_add(modes * (nnz * copy + of_copy) + building + threads * of_thread) as u64)
 }
