@@ -35,8 +35,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 const SEGMENT_BYTES: usize = 512 << 10;
 /// The most rows in a segment.
 const ROWS_MAX: usize = 1 << 12;
-/// The most nonzeros in a block, except that of a single row. The more there are in some rows, the sooner linear order meets the other modes'
-/// rows again, while they are in a core's cache.
+/// The most nonzeros in a block, except that of a single row. The more a block has, the more often it meets a row of another mode again
+/// while a core's cache has it.
 const BLOCK_NNZ_MAX: usize = 1 << 20;
 /// Bytes of a shelf without its last block. Threads populate the pages of different shelves in parallel.
 const SHELF_BYTES: usize = 16 << 20;
