@@ -140,6 +140,7 @@ pub use shape::{ModeOrder as LevelOrder, Shape};
 pub use store::labels::{LabelKind, Labels, ModeInfo, ModesInfo, NewLabels};
 pub use store::{Codec, Store, StoreSummary};
 pub use stream::{DevicePass, PassReport, Plan, Span, Stage};
+pub use sys::LargeBlocks;
 pub use table::{
     Nulls, NumberBins, Table, TableMode, TableOptions, TimeBins, Treatment, csv::CsvOptions, parse_modes,
 };

@@ -38,6 +38,9 @@ mod store;
 
 use pyo3::prelude::*;
 
+#[global_allocator]
+static ALLOCATOR: blco::LargeBlocks = blco::LargeBlocks;
+
 #[pymodule]
 mod _blco {
     #[pymodule_export]

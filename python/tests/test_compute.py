@@ -30,6 +30,15 @@ def test_mttkrp_is_that_of_the_definition(order, dtype, tmp_path):
     assert np.array_equal(store.mttkrp(factors, 0, calls=1), first)
 
 
+def test_large_matrices_begin_at_a_cache_line(tmp_path):
+    tensor = Tensor((40_000, 5, 6), 250, seed=1)
+    store = packed(tensor, tmp_path)
+    sums = store.mttkrp(tensor.factors(32), 0)
+    model = store.cp(32, max_iters=1)
+    for matrix in (sums, model.factors[0]):
+        assert matrix.nbytes > 1 << 20 and matrix.ctypes.data % 64 == 0
+
+
 def test_results_are_the_callers(store, tensor):
     factors = tensor.factors(3)
     first = store.mttkrp(factors, 0)

@@ -9,7 +9,7 @@
     reason = "a global allocator is an unsafe trait, and its last words must not allocate: libc writes them"
 )]
 
-use crate::sys::{Sys, is_contained, is_trying};
+use crate::sys::{LargeBlocks, Sys, is_contained, is_trying};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::{Cell, UnsafeCell};
 use std::io::Write;
@@ -19,7 +19,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// The system's allocator, except that it ends the program when memory runs out.
+/// [`LargeBlocks`], except that it ends the program when memory runs out.
 #[derive(Debug)]
 pub struct Allocator;
 
@@ -72,25 +72,6 @@ impl Reserve {
     }
 }
 
-/// The size from which a block of memory uses huge pages: factors, results, the packer's sort buffers.
-const HUGE_BYTES: usize = 64 << 20;
-
-/// Requests huge pages for a large block: touching it then takes a five-hundredth of the faults, and random rows miss the TLB less often.
-/// If the system has none, small pages are used.
-fn with_huge_pages(block: *mut u8, bytes: usize) -> *mut u8 {
-    #[cfg(target_os = "linux")]
-    if bytes >= HUGE_BYTES {
-        const PAGE: usize = 4096;
-        let begin = block as usize / PAGE * PAGE;
-        // SAFETY: advice changes no contents; a block of this size is a mapping of its own, whose first page may hold the
-        // allocator's header.
-        unsafe {
-            libc::madvise(begin as *mut libc::c_void, block as usize + bytes - begin, libc::MADV_HUGEPAGE)
-        };
-    }
-    block
-}
-
 fn spare_layout() -> Layout {
     Layout::from_size_align(SPARE_BYTES, 16).expect("a power of two")
 }
@@ -108,25 +89,25 @@ fn exhausted(layout: Layout) -> *mut u8 {
     RESERVE.take(layout)
 }
 
-// SAFETY: every block is the system allocator's, or of the reserve, which is never given back; a null pointer is handed on
+// SAFETY: every block is that allocator's, or of the reserve, which is never given back; a null pointer is handed on
 // where this returns at all.
 unsafe impl GlobalAlloc for Allocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller keeps the trait's contract.
-        let block = unsafe { System.alloc(at_lines(layout)) };
-        if block.is_null() { exhausted(layout) } else { with_huge_pages(block, layout.size()) }
+        let block = unsafe { LargeBlocks.alloc(layout) };
+        if block.is_null() { exhausted(layout) } else { block }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller keeps the trait's contract. The reserve is zero where it was not taken.
-        let block = unsafe { System.alloc_zeroed(layout) };
-        if block.is_null() { exhausted(layout) } else { with_huge_pages(block, layout.size()) }
+        let block = unsafe { LargeBlocks.alloc_zeroed(layout) };
+        if block.is_null() { exhausted(layout) } else { block }
     }
 
     unsafe fn realloc(&self, old: *mut u8, layout: Layout, bytes: usize) -> *mut u8 {
         let kept = RESERVE.holds(old);
         // SAFETY: the caller keeps the trait's contract; the block is the system's.
-        let block = if kept { null_mut() } else { unsafe { System.realloc(old, layout, bytes) } };
+        let block = if kept { null_mut() } else { unsafe { LargeBlocks.realloc(old, layout, bytes) } };
         if !block.is_null() {
             return block;
         }
@@ -142,19 +123,9 @@ unsafe impl GlobalAlloc for Allocator {
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
         if !RESERVE.holds(block) {
             // SAFETY: the caller keeps the trait's contract; the block is the system's.
-            unsafe { System.dealloc(block, layout) }
+            unsafe { LargeBlocks.dealloc(block, layout) }
         }
     }
-}
-
-/// Large blocks begin at a cache line: rows of matrices, whose bytes are often a multiple of its size, then touch no line more than they
-/// fill. (The system's begin 16 bytes behind one.) The C library resizes and frees blocks of any alignment alike, so callers go on with the
-/// layout that they asked for.
-fn at_lines(layout: Layout) -> Layout {
-    /// Bytes from which it counts.
-    const LARGE: usize = 1 << 20;
-    const LINE_BYTES: usize = 64;
-    if layout.size() < LARGE { layout } else { layout.align_to(LINE_BYTES).unwrap_or(layout) }
 }
 
 /// Blocks of at least this many bytes have pages of their own: a list in them grows without a copy, and its memory

@@ -7,6 +7,7 @@
 
 mod dir;
 pub mod fault;
+mod large_blocks;
 mod names;
 mod private;
 pub mod record;
@@ -17,6 +18,7 @@ pub mod sync;
 mod temporary;
 
 pub use dir::Dir;
+pub use large_blocks::LargeBlocks;
 pub use names::{Held, is_unsupported};
 pub use private::PrivateDir;
 pub use removal::each_name;
