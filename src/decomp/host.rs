@@ -123,7 +123,7 @@ impl<T: Real> AlsBackend<T> for HostAls<T> {
         };
         let rows = Arc::new(rows);
         op.aim(mode, wide);
-        op.hand_over(rows.clone())?;
+        op.hand_over(rows.clone());
         self.settled[mode] = true;
         self.executor.pass(&mut self.backend, progress)?;
         Ok(Some(rows.gram()))

@@ -21,7 +21,7 @@ use super::collective::{Collective, add, sum};
 use super::products::{Product, is_small};
 use crate::dense::{Matrix, Real};
 use crate::error::Result;
-use crate::op::mttkrp::{TakeSums, prefetch, segment_rows};
+use crate::op::mttkrp::{LINE_BYTES, PastCaches, TakeSums, prefetch, segment_rows};
 use crate::sys::sync::{Mutex, MutexGuard};
 use faer::linalg::matmul::matmul;
 use faer::linalg::matmul::triangular::{self, BlockStructure};
@@ -180,6 +180,8 @@ pub struct RowsUpdate {
     rank: usize,
     /// Whether an earlier update has set rows without nonzeros.
     is_settled: bool,
+    /// Whether the factor exceeds the caches.
+    is_large: bool,
     /// Segments of a part.
     of_part: usize,
     parts: Vec<Mutex<PartSums>>,
@@ -215,7 +217,8 @@ impl RowsUpdate {
         }
         let (part, segment) = (part_numbers(rows, rank) / rank, segment_rows(rank));
         let parts = (0..rows.div_ceil(part)).map(|_| Mutex::default()).collect();
-        Some(Self { rule: rule.clone(), rank, is_settled, of_part: part / segment, parts })
+        let is_large = rows * rank * size_of::<f64>() > PastCaches::FROM_BYTES;
+        Some(Self { rule: rule.clone(), rank, is_settled, is_large, of_part: part / segment, parts })
     }
 
     /// The facts about the new factor, once all segments were taken.
@@ -230,6 +233,7 @@ impl<T: Real> TakeSums<T> for RowsUpdate {
     fn take(&self, segment: usize, sums: &mut [f64], filled: &[u64], factor: &mut [T]) {
         let mut made = Segment::new(self.rank);
         made.filled = Some((filled, self.is_settled));
+        made.is_large = self.is_large;
         made.update(&self.rule, sums, factor, false);
         locked(&self.parts[segment / self.of_part]).add(segment % self.of_part, made.gram);
     }
@@ -252,13 +256,15 @@ struct Segment<'a> {
     columns: Vec<usize>,
     /// A bit for each row that has nonzeros, if known, and whether an earlier update has set the others.
     filled: Option<(&'a [u64], bool)>,
+    /// Whether the factor exceeds the caches.
+    is_large: bool,
 }
 
 impl Segment<'_> {
     fn new(rank: usize) -> Self {
         let (gram, block) = (vec![0.0; rank * (rank + 1)], vec![0.0; ROWS * rank]);
         let (starts, columns) = (Vec::with_capacity(ROWS), (0..rank).collect());
-        Self { rank, gram, block, starts, columns, filled: None }
+        Self { rank, gram, block, starts, columns, filled: None, is_large: false }
     }
 
     /// Makes `rows` from `sums`. Returns what it adds up.
@@ -288,10 +294,14 @@ impl Segment<'_> {
         let rest = (!is_linear || is_small(rank)).then_some(T::nearest(if is_linear { 0.0 } else { FLOOR }));
         let (block, step) = (ROWS * rank, if is_small(rank) { STEP } else { ROWS } * rank);
         let settled = self.filled.filter(|(_, is_settled)| *is_settled && rest.is_some());
+        // Whole rows are written, and nothing reads them before: they need not come to the caches.
+        let lines = size_of_val(&rows[..rank]).is_multiple_of(LINE_BYTES);
+        let past = settled.is_some() && is_linear && self.is_large && lines;
         // Numbers of the block's new rows.
         let mut n = 0;
         for at in (0..rows.len()).step_by(step) {
-            let ahead = (at + block).min(rows.len())..(at + block + step).min(rows.len());
+            let end = if past { 0 } else { rows.len() };
+            let ahead = (at + block).min(end)..(at + block + step).min(end);
             if let Some((filled, _)) = settled {
                 let filled = ahead.step_by(rank).filter(|at| has(filled, at / rank));
                 filled.for_each(|at| prefetch(&rows[at..][..rank]));
@@ -329,7 +339,7 @@ impl Segment<'_> {
             }
             let inner = &mut self.gram[rank * rank..];
             let rest = if settled.is_some() { None } else { rest };
-            simd.dispatch(StoreRows { sums, rows, starts, new, inner, zeroes, rest });
+            simd.dispatch(StoreRows { sums, rows, starts, new, inner, zeroes, rest, past });
             if (at + step).is_multiple_of(block) {
                 self.add_gram(n);
                 n = 0;
@@ -382,6 +392,8 @@ struct StoreRows<'a, T> {
     zeroes: bool,
     /// What all numbers of other rows become, unless they are that already.
     rest: Option<T>,
+    /// Whether rows are stored past the caches.
+    past: bool,
 }
 
 /// Compiled for the machine's vectors. `backend::host` explains why it is not a closure.
@@ -390,7 +402,8 @@ impl<T: Real> pulp::WithSimd for StoreRows<'_, T> {
 
     #[inline(always)]
     fn with_simd<S: pulp::Simd>(self, _: S) {
-        let Self { sums, rows, starts, new, inner, zeroes, rest } = self;
+        let Self { sums, rows, starts, new, inner, zeroes, rest, past } = self;
+        let stores = past.then(PastCaches::begin);
         let fill = |rows: &mut [T]| rest.iter().for_each(|&x| fill(rows, x));
         let rank = inner.len();
         let mut at = 0;
@@ -398,10 +411,15 @@ impl<T: Real> pulp::WithSimd for StoreRows<'_, T> {
             fill(&mut rows[at..start]);
             at = start + rank;
             let (m, a) = (&mut sums[start..at], &mut rows[start..at]);
-            for (((m, a), new), inner) in m.iter().zip(a).zip(new).zip(&mut *inner) {
-                *a = T::nearest(if new.abs() < T::TINY { 0.0 } else { *new });
-                *new = a.widen();
+            let mut room = [T::nearest(0.0); SEGMENTS_RANK];
+            let nearest = if stores.is_some() { &mut room[..rank] } else { &mut *a };
+            for (((m, nearest), new), inner) in m.iter().zip(nearest).zip(new).zip(&mut *inner) {
+                *nearest = T::nearest(if new.abs() < T::TINY { 0.0 } else { *new });
+                *new = nearest.widen();
                 *inner += m * *new;
+            }
+            if let Some(stores) = &stores {
+                stores.copy(&room[..rank], a);
             }
             if zeroes {
                 m.fill(0.0);

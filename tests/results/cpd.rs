@@ -172,6 +172,7 @@ fn factors_made_in_the_pass_have_the_same_bits() {
     check::<f64>(&store, 64, false, &[1, 2, 5]);
     check::<f64>(&store, 16, true, &[3]);
     check::<f32>(&store, 31, false, &[3]);
+    check::<f32>(&store, 32, false, &[3]);
 }
 
 #[test]

@@ -103,6 +103,8 @@ fn copies_give_the_bits_of_chunks_for_more_modes() {
     let sixth = skewed(&[9000, 6, 70, 300, 4, 2], 40_000);
     check::<f64>(&sixth, 32, &[3], &[Slots, Copies]);
     check::<f32>(&sixth, 7, &[3], &[Copies]);
+    check::<f64>(&skewed(&[9000, 6, 7, 30, 4, 3, 2], 20_000), 16, &[2], &[Copies]);
+    check::<f32>(&skewed(&[9000, 6, 3, 3, 30, 4, 3, 2], 20_000), 32, &[2], &[Slots, Copies]);
 }
 
 /// Several stretches; a row of each long mode has an eighth of the nonzeros, and one a fortieth.

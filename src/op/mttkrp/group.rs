@@ -19,7 +19,7 @@ use std::ops::Range;
 /// The number of copies of a short mode's result. Group g adds to copy g modulo this.
 pub const COPIES: usize = 16;
 /// The largest result that is accumulated in copies, in bytes, with its rows padded to whole vectors of f64.
-const COPY_BYTES_MAX: u64 = 2 << 20;
+const COPY_BYTES_MAX: usize = 2 << 20;
 
 /// How threads share the sums of a mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -38,12 +38,16 @@ pub enum Strategy {
 const LISTS_FROM: f64 = 0.5;
 
 impl Strategy {
+    /// The most rows of a mode with copies.
+    pub(super) fn short_rows(rank: usize) -> usize {
+        COPY_BYTES_MAX / (kernel::stride::<f64>(rank) * size_of::<f64>())
+    }
+
     /// The strategy for `mode`, from 0, of a store. (Manifests of version 1 do not record how often rows
     /// repeat.)
     #[must_use]
     pub fn of(manifest: &Manifest, mode: usize, rank: usize) -> Self {
-        let rows = u64::from(manifest.shape.dims()[mode]);
-        if rows.saturating_mul(kernel::stride::<f64>(rank) as u64 * 8) <= COPY_BYTES_MAX {
+        if manifest.shape.dims()[mode] as usize <= Self::short_rows(rank) {
             return Self::Copies;
         }
         let statistics = manifest.partitions.iter().map(|partition| partition.statistics.as_ref());

@@ -60,9 +60,22 @@ fn apart<S: Simd, B: WithSimd>(simd: S, body: B) -> B::Output {
     simd.vectorize(body)
 }
 
+/// Stands for any number of modes before, which is then not a constant of the body.
+const ANY: usize = usize::MAX;
+
+/// The first `length` of each of the first `count` columns: with equal lengths, one comparison checks an index of all.
+#[inline(always)]
+fn of_length<'a>(columns: &[&'a [u32]; ORDER_MAX], count: usize, length: usize) -> [&'a [u32]; ORDER_MAX] {
+    let mut first: [&[u32]; ORDER_MAX] = [&[]; ORDER_MAX];
+    for (first, column) in first.iter_mut().zip(columns).take(count) {
+        *first = &column[..length];
+    }
+    first
+}
+
 /// Runs a body with order and rank as constants.
 macro_rules! by_rank {
-    ($body:ident, [$($modes:literal),*], $rank:expr, $simd:ident, $fields:tt) => {
+    ($body:ident, [$($modes:tt),*], $rank:expr, $simd:ident, $fields:tt) => {
         match $rank {
             8 => apart($simd, $body::<T, $($modes,)* 8> $fields),
             16 => apart($simd, $body::<T, $($modes,)* 16> $fields),
@@ -106,6 +119,10 @@ pub fn one_mode<T: Real, S: Simd>(simd: S, tile: &Single<'_, T>, sums: &mut [f64
         (3, 1) => by_rank!(One, [3, 1], rank, simd, { tile, sums }),
         (3, 2) => by_rank!(One, [3, 2], rank, simd, { tile, sums }),
         (3, 3) => by_rank!(One, [3, 3], rank, simd, { tile, sums }),
+        (4, _) => by_rank!(One, [4, ANY], rank, simd, { tile, sums }),
+        (5, _) => by_rank!(One, [5, ANY], rank, simd, { tile, sums }),
+        (6, _) => by_rank!(One, [6, ANY], rank, simd, { tile, sums }),
+        (7, _) => by_rank!(One, [7, ANY], rank, simd, { tile, sums }),
         _ => by_rank!(One, [0, 0], rank, simd, { tile, sums }),
     }
 }
@@ -168,7 +185,7 @@ impl<T: Real, const ORDER: usize, const RANK: usize> WithSimd for All<'_, '_, T,
         let stride = if RANK > 0 { RANK } else { tile.stride };
         let order = if ORDER > 0 { ORDER } else { sums.len() };
         let lanes = size_of::<T::Vector<S>>() / size_of::<T>();
-        let places = tile.places.map(|places| places.get(..tile.values.len()).unwrap_or(&[]));
+        let places = of_length(&tile.places, order, tile.values.len());
         for (i, &value) in tile.values.iter().enumerate() {
             let value = T::splat(simd, T::nearest(value));
             let mut rows: [&[T::Vector<S>]; ORDER_MAX] = [&[]; ORDER_MAX];
@@ -213,8 +230,9 @@ impl<T: Real, const OTHERS: usize, const BEFORE: usize, const RANK: usize> WithS
         let Self { tile, sums } = self;
         let rank = if RANK > 0 { RANK } else { tile.rank };
         let stride = if RANK > 0 { stride::<T>(RANK) } else { tile.stride };
-        let (others, split) = if OTHERS > 0 { (OTHERS, BEFORE) } else { (tile.others, tile.before) };
-        let columns = tile.columns.map(|column| column.get(..tile.values.len()).unwrap_or(&[]));
+        let others = if OTHERS > 0 { OTHERS } else { tile.others };
+        let split = if OTHERS > 0 && BEFORE != ANY { BEFORE } else { tile.before };
+        let columns = of_length(&tile.columns, others, tile.values.len());
         for (i, (&value, &place)) in tile.values.iter().zip(tile.places).enumerate() {
             let value = T::nearest(value);
             let mut rows: [&[T]; ORDER_MAX] = [&[]; ORDER_MAX];
@@ -316,6 +334,60 @@ pub fn prefetch<T: Copy>(row: &[T]) {
     }
 }
 
+/// Stores that neither read what memory has there nor leave it in the caches: for what is read again only after more bytes than the
+/// caches hold.
+#[derive(Debug)]
+pub struct PastCaches(());
+
+impl PastCaches {
+    /// A result of more bytes is stored so.
+    pub const FROM_BYTES: usize = 64 << 20;
+
+    /// Until the result is dropped, other threads may not see them.
+    #[inline(always)]
+    pub fn begin() -> Self {
+        Self(())
+    }
+
+    /// Copies `from` to `to`, which has its length.
+    #[inline(always)]
+    #[cfg_attr(target_arch = "x86_64", expect(unsafe_code, reason = "the instruction takes an address"))]
+    #[expect(clippy::unused_self, reason = "stores end where it is dropped")]
+    pub fn copy<T: bytemuck::Pod>(&self, from: &[T], to: &mut [T]) {
+        assert_eq!(from.len(), to.len(), "as many");
+        #[cfg(target_arch = "x86_64")]
+        {
+            use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_stream_si128};
+            const BYTES: usize = size_of::<__m128i>();
+            let (from, to): (&[u8], &mut [u8]) = (bytemuck::cast_slice(from), bytemuck::cast_slice_mut(to));
+            if to.as_ptr().addr().is_multiple_of(BYTES) {
+                let (from, from_rest) = from.as_chunks::<BYTES>();
+                let (to, to_rest) = to.as_chunks_mut::<BYTES>();
+                for (from, to) in from.iter().zip(to) {
+                    // SAFETY: both are arrays of the vector's size, and `to` begins at a multiple of it.
+                    unsafe {
+                        let vector = _mm_loadu_si128(from.as_ptr().cast());
+                        _mm_stream_si128(to.as_mut_ptr().cast(), vector);
+                    }
+                }
+                return to_rest.copy_from_slice(from_rest);
+            }
+        }
+        to.copy_from_slice(from);
+    }
+}
+
+impl Drop for PastCaches {
+    #[cfg_attr(target_arch = "x86_64", expect(unsafe_code, reason = "orders stores, and cannot fail"))]
+    fn drop(&mut self) {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: every processor of this architecture has the instruction.
+        unsafe {
+            std::arch::x86_64::_mm_sfence();
+        }
+    }
+}
+
 /// How many nonzeros ahead rows are prefetched.
 const FETCHED: usize = 12;
 
@@ -338,6 +410,9 @@ pub fn runs<T: Real, S: Simd>(simd: S, list: &RunList<'_, T>, each: bool, sums: 
         (4, 2) => by_rank!(Runs, [4, 2], list.rank, simd, { list, each, sums }),
         (4, 3) => by_rank!(Runs, [4, 3], list.rank, simd, { list, each, sums }),
         (4, 4) => by_rank!(Runs, [4, 4], list.rank, simd, { list, each, sums }),
+        (5, _) => by_rank!(Runs, [5, ANY], list.rank, simd, { list, each, sums }),
+        (6, _) => by_rank!(Runs, [6, ANY], list.rank, simd, { list, each, sums }),
+        (7, _) => by_rank!(Runs, [7, ANY], list.rank, simd, { list, each, sums }),
         _ => by_rank!(Runs, [0, 0], list.rank, simd, { list, each, sums }),
     }
 }
@@ -358,8 +433,14 @@ impl<T: Real, const OTHERS: usize, const BEFORE: usize, const RANK: usize> WithS
     fn with_simd<S: Simd>(self, simd: S) {
         let Self { list, each, sums } = self;
         let rank = if RANK > 0 { RANK } else { list.rank };
-        let (others, split) = if OTHERS > 0 { (OTHERS, BEFORE) } else { (list.others, list.before) };
-        let columns = list.columns.map(|column| column.get(..list.values.len()).unwrap_or(&[]));
+        let others = if OTHERS > 0 { OTHERS } else { list.others };
+        let split = if OTHERS > 0 && BEFORE != ANY { BEFORE } else { list.before };
+        let (values, factors) = (list.values, list.factors);
+        let columns = of_length(&list.columns, others, values.len());
+        let mut ahead = [&[][..]; ORDER_MAX];
+        for k in 0..others {
+            ahead[k] = if list.far[k] { columns[k].get(FETCHED..).unwrap_or(&[]) } else { &[] };
+        }
         let (mut few, mut many) = ([0.0; 64], Vec::new());
         let apart: &mut [f64] = if RANK > 0 {
             &mut few[..RANK]
@@ -375,22 +456,40 @@ impl<T: Real, const OTHERS: usize, const BEFORE: usize, const RANK: usize> WithS
             } else {
                 apart.copy_from_slice(sum);
             }
-            for i in at..at + run.nnz as usize {
+            let end = at + run.nnz as usize;
+            assert!(end <= values.len(), "runs have as many nonzeros as there are");
+            for i in at..end {
                 let mut rows: [&[T]; ORDER_MAX] = [&[]; ORDER_MAX];
                 for k in 0..others {
-                    if list.far[k] && i + FETCHED < list.values.len() {
-                        prefetch(row::<T, RANK>(list.factors[k], columns[k][i + FETCHED], rank));
+                    if let Some(&index) = ahead[k].get(i) {
+                        prefetch(row::<T, RANK>(factors[k], index, rank));
                     }
-                    rows[k] = row::<T, RANK>(list.factors[k], columns[k][i], rank);
+                    rows[k] = row::<T, RANK>(factors[k], columns[k][i], rank);
                 }
-                add_product(simd, T::nearest(list.values[i]), &rows[..others], split, rank, apart);
+                add_product(simd, T::nearest(values[i]), &rows[..others], split, rank, apart);
             }
             if run.apart && !each {
                 sum.iter_mut().zip(&*apart).for_each(|(sum, x)| *sum += x);
             } else {
                 sum.copy_from_slice(apart);
             }
-            at += run.nnz as usize;
+            at = end;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_copied_past_the_caches_arrives_whole() {
+        let from: Vec<f32> = (0..100u8).map(f32::from).collect();
+        for (begin, length) in (0..8).flat_map(|begin| (0..80).map(move |length| (begin, length))) {
+            let mut to = vec![-1.0; 100];
+            PastCaches::begin().copy(&from[3..][..length], &mut to[begin..][..length]);
+            let wanted = [&[-1.0].repeat(begin), &from[3..][..length], &[-1.0].repeat(100 - begin - length)];
+            assert_eq!(to, wanted.concat(), "{length} from {begin} on");
         }
     }
 }

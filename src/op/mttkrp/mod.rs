@@ -30,7 +30,7 @@ pub(super) mod rows;
 
 pub use covers::{ByCover, Served, served, serving, serving_bytes, serving_view};
 pub use group::Strategy;
-pub(crate) use kernel::prefetch;
+pub(crate) use kernel::{LINE_BYTES, PastCaches, prefetch};
 pub use mode_sorted::{TakeSums, segment_rows};
 
 use crate::backend::host::{HostOp, TileRoom, Tiles, Vectors, computing_bytes};
@@ -44,7 +44,7 @@ use crate::sys::Sys;
 use crate::sys::sync::{Mutex, at_once};
 use group::{COPIES, Commit, Group, GroupWork, Inputs, Tables};
 use lists::Stretch;
-use mode_sorted::{Gathered, ModeSorted, SegmentRooms};
+use mode_sorted::{Gathered, ModeSorted, Rooms};
 use queue::{OrderedCommit, Shift, TileSource, WorkQueue, Workspace};
 use rayon::prelude::*;
 use rows::{AlignedRows, OwnRows};
@@ -113,8 +113,6 @@ struct Scratch<T: Clone> {
     part: usize,
     /// Takes the sums of the current pass.
     taker: Option<Arc<dyn TakeSums<T>>>,
-    /// What that needs, from its first pass on.
-    segments: Option<SegmentRooms>,
 }
 
 impl<T: Clone> Scratch<T> {
@@ -132,7 +130,7 @@ enum Kept {
     /// Copies are built from these at the end of the pass.
     Gathered(Gathered),
     /// Copies for the computed modes, or for all modes if they are computed one at a time.
-    ModeSorted(Vec<ModeSorted>),
+    ModeSorted(Vec<ModeSorted>, Rooms),
 }
 
 impl Kept {
@@ -286,7 +284,7 @@ impl MttkrpMemory {
 fn lines(manifest: &Manifest, rank: usize, element: usize) -> Vec<usize> {
     /// With at least this many nonzeros per row, copying a factor costs little.
     const NNZ_PER_ROW: u64 = 32;
-    let fits = (rank * element).is_multiple_of(kernel::LINE_BYTES);
+    let fits = (rank * element).is_multiple_of(LINE_BYTES);
     let elements = |&dim: &u32| {
         if fits && u64::from(dim) * NNZ_PER_ROW <= manifest.nnz { dim as usize * rank } else { 0 }
     };
@@ -313,17 +311,16 @@ impl ModeSortedDemand {
         alternating: bool,
     ) -> Self {
         let order = manifest.shape.order();
-        let lines: usize = lines(manifest, rank, size_of::<T>())
-            .iter()
-            .map(|n| n * size_of::<T>() + kernel::LINE_BYTES)
-            .sum();
+        let lines: usize =
+            lines(manifest, rank, size_of::<T>()).iter().map(|n| n * size_of::<T>() + LINE_BYTES).sum();
         let bytes = mode_sorted::bytes(manifest.shape.dims(), modes.len(), manifest.nnz, rank, threads);
         let strategies = strategies(manifest, modes, rank);
-        // All modes are computed together and share loads of rows. That helps most for short modes, and with few
-        // threads as much as copies do.
+        // All modes are computed together and share loads of rows. That helps most for short modes, the more modes the
+        // more, and with few threads as much as copies do.
         let short = strategies.iter().filter(|&&strategy| strategy == Strategy::Copies).count();
         let all = !alternating && modes.len() == order;
-        let shares = all && (short == order || 3 * short > 2 * order && threads < 8);
+        let helps = order > 4 && 2 * short > order || 3 * short > 2 * order && threads < 8;
+        let shares = all && (short == order || helps);
         let from_trees = trees(manifest).into_iter().flatten().next();
         // Single modes share no loads, so copies save more of each pass, the more threads the more of it.
         let sharing = if alternating { 1 } else { 2 };
@@ -337,8 +334,7 @@ impl ModeSortedDemand {
         };
         // Adding up along trees gives other bits.
         let bytes = bytes.filter(|_| from_trees.is_none());
-        let lines = lines as u64 + if alternating { SegmentRooms::bytes(rank, threads) } else { 0 };
-        Self { bytes: bytes.map(|bytes| bytes.saturating_add(lines)), from_passes }
+        Self { bytes: bytes.map(|bytes| bytes.saturating_add(lines as u64)), from_passes }
     }
 }
 
@@ -483,7 +479,6 @@ impl<'a, T: Real> Mttkrp<'a, T> {
             trees: room.trees.clone(),
             part: 0,
             taker: None,
-            segments: None,
         };
         Ok(Self { factors, results, scratch })
     }
@@ -547,7 +542,7 @@ impl<'a, T: Real> Mttkrp<'a, T> {
         made.scratch.kept_rank = kept_rank;
         match kept {
             Kept::Nothing => Ok(made),
-            Kept::ModeSorted(copies) if made.scratch.in_turn != in_turn => {
+            Kept::ModeSorted(copies, _) if made.scratch.in_turn != in_turn => {
                 drop(copies);
                 made.keep_mode_sorted(store)
             }
@@ -595,19 +590,14 @@ impl<'a, T: Real> Mttkrp<'a, T> {
     #[must_use]
     pub fn has_segments(&mut self, mode: usize) -> bool {
         let (rows, of_segment) = (self.factors()[mode].rows(), segment_rows(self.scratch.rank));
-        let Kept::ModeSorted(copies) = &self.scratch.kept else { return false };
+        let Kept::ModeSorted(copies, _) = &self.scratch.kept else { return false };
         rows > of_segment && copies[mode].fits_segments(of_segment)
     }
 
     /// Hands the sums of the next pass to `taker`, if [`Mttkrp::has_segments`] of its mode. They are not stored; [`Mttkrp::sums_and_factor`]'s
     /// are unspecified then.
-    pub fn hand_over(&mut self, taker: Arc<dyn TakeSums<T>>) -> Result<()> {
-        let Scratch { rank, segments, kept, .. } = &mut self.scratch;
-        if let (None, Kept::ModeSorted(copies)) = (&segments, kept) {
-            *segments = Some(SegmentRooms::new(copies, *rank)?);
-        }
+    pub fn hand_over(&mut self, taker: Arc<dyn TakeSums<T>>) {
         self.scratch.taker = Some(taker);
-        Ok(())
     }
 
     /// The sums of the mode selected by [`Mttkrp::aim`], `dims[mode]` x rank, which the caller must leave as the next pass
@@ -621,7 +611,7 @@ impl<'a, T: Real> Mttkrp<'a, T> {
     /// Zeroes the sums before another pass.
     pub fn reset(&mut self) {
         self.scratch.stretch.iter_mut().for_each(Stretch::clear);
-        let is_made = matches!(self.scratch.kept, Kept::ModeSorted(_));
+        let is_made = matches!(self.scratch.kept, Kept::ModeSorted(..));
         for (result, (_, strategy)) in self.results.iter_mut().zip(&self.scratch.modes) {
             if *strategy != Strategy::Copies && !is_made {
                 result.sums.as_mut().par_iter_mut().for_each(|x| *x = 0.0);
@@ -687,7 +677,8 @@ impl<T: Real> Mttkrp<'_, T> {
         } else {
             (0..).zip(scratch.in_turn.iter().copied()).collect()
         };
-        scratch.kept = Kept::ModeSorted(ModeSorted::build(gathered, &modes, scratch.kept_rank)?);
+        let copies = ModeSorted::build(gathered, &modes, scratch.kept_rank)?;
+        scratch.kept = Kept::ModeSorted(copies, Rooms::new(gathered.sys(), scratch.kept_rank)?);
         Ok(())
     }
 
@@ -702,8 +693,7 @@ impl<T: Real> Mttkrp<'_, T> {
             in_turn,
             lines,
             taker,
-            segments,
-            kept: Kept::ModeSorted(copies),
+            kept: Kept::ModeSorted(copies, rooms),
             ..
         } = scratch
         else {
@@ -724,13 +714,12 @@ impl<T: Real> Mttkrp<'_, T> {
         let inputs = lists::Inputs { factors: &views, rank, wide: *wide, vectors: vectors.arch() };
         let computed = if let (Some(taker), Some(target)) = (taker, &mut target) {
             let (sums, factor) = (results[0].sums_mut(rank), target.data_mut());
-            let rooms = segments.as_ref().expect("made with the taker");
             mode_sorted::compute_segments(&mut copies[mode], inputs, sums, factor, &*taker, rooms)
         } else {
             let mut of_modes: Vec<&mut ModeSorted> =
                 if in_turn.is_empty() { copies.iter_mut().collect() } else { vec![&mut copies[mode]] };
             let mut sums: Vec<&mut [f64]> = results.iter_mut().map(|result| result.sums_mut(rank)).collect();
-            mode_sorted::compute(&mut of_modes, inputs, &mut sums)
+            mode_sorted::compute(&mut of_modes, inputs, &mut sums, rooms)
         };
         if let Some(target) = target {
             factors.own()[mode] = target;
@@ -807,7 +796,7 @@ impl<T: Real> HostOp for Mttkrp<'_, T> {
     }
 
     fn holds_store(&self) -> bool {
-        matches!(self.scratch.kept, Kept::ModeSorted(_))
+        matches!(self.scratch.kept, Kept::ModeSorted(..))
     }
 
     fn takes_tiles(&self) -> bool {
@@ -828,7 +817,7 @@ impl<T: Real> HostOp for Mttkrp<'_, T> {
         match &mut self.scratch.kept {
             Kept::Nothing => {}
             Kept::Gathered(gathered) => gathered.take(batch),
-            Kept::ModeSorted(_) => return Ok(()),
+            Kept::ModeSorted(..) => return Ok(()),
         }
         let is_listed = |&&(_, strategy): &&(usize, Strategy)| strategy == Strategy::Lists;
         let listed = self.scratch.modes.iter().filter(is_listed).count();

@@ -5,8 +5,8 @@
 //! The first pass collects the nonzeros ([`Gathered`]). At its end they are sorted ([`ModeSorted::build`]); later
 //! passes need neither chunks nor decoding. A row block's nonzeros are cut into runs of one row each ([`RowRun`])
 //! wherever the mode's [`Strategy`] begins a new sum, so results have the same bits as those of passes over chunks.
-//! Within a row block, runs of a mode with slots follow the groups, whose nonzeros are close to each other in all
-//! modes; other runs are sorted by row.
+//! Within a row block, runs of modes with slots or copies follow the groups, whose nonzeros are close to each other in
+//! all modes; other runs are sorted by row. A short mode's row has a sum in each copy meanwhile, in the thread's [`Room`].
 //!
 //! **Segments.** Row blocks end where segments of [`segment_rows`] end. A caller that needs each row of a result once ([`TakeSums`]) gets
 //! it a segment at a time, while it is in a core's cache; the whole result is then neither written to memory nor read from it.
@@ -16,14 +16,14 @@
 
 use super::GROUP_NNZ;
 use super::group::{COPIES, Strategy};
-use super::kernel::{self, RowRun, RunList, Single, prefetch};
+use super::kernel::{self, PastCaches, RowRun, RunList, Single, prefetch};
 use super::lists::{CACHED_BYTES, Inputs, PIECE_NNZ, STRETCH_NNZ};
 use super::rows::{AHEAD, OwnRows};
 use crate::backend::host::Tiles;
 use crate::dense::Real;
 use crate::error::{Error, Result};
 use crate::shape::ORDER_MAX;
-use crate::sys::sync::Mutex;
+use crate::sys::sync::{Mutex, MutexGuard};
 use crate::sys::{PageBuf, Sys};
 use rayon::prelude::*;
 use std::fmt::Debug;
@@ -48,7 +48,7 @@ const HOT_SHARES: usize = 4;
 const BLOCK_NNZ: usize = 1 << 13;
 /// A row is hot if it has more nonzeros than one of this many shares per thread.
 const SHARES: usize = 8;
-/// The number of groups whose runs are stored together in a block of a mode with slots.
+/// The number of groups whose runs are stored together in a block of a mode with slots or copies.
 const WINDOW: usize = 4;
 
 /// Rows of a segment of results with `rank` columns: a power of two.
@@ -65,31 +65,45 @@ pub trait TakeSums<T>: Debug + Send + Sync {
     fn take(&self, segment: usize, sums: &mut [f64], filled: &[u64], factor: &mut [T]);
 }
 
-/// What a thread needs to compute a segment.
+/// The most rows in a block of a short mode: each has sums in [`COPIES`] copies.
+fn short_rows(rank: usize) -> usize {
+    (segment_rows(rank) / COPIES).max(1)
+}
+
+/// What a thread needs to compute blocks.
 #[derive(Debug)]
-struct SegmentRoom {
+struct Room {
+    /// The sums of a segment, and which of its rows have nonzeros.
     sums: Vec<f64>,
     filled: Vec<u64>,
+    /// The copies of a short mode's block.
+    copies: Vec<f64>,
 }
 
 /// That of all threads, kept between passes.
 #[derive(Debug)]
-pub struct SegmentRooms(Vec<Mutex<SegmentRoom>>);
+pub struct Rooms(Vec<Mutex<Room>>);
 
-impl SegmentRooms {
-    /// For passes over `copies` on the current pool, with `rank` columns.
-    pub fn new(copies: &[ModeSorted], rank: usize) -> Result<Self> {
-        let (sys, rows) = (&copies[0].sys, segment_rows(rank));
+impl Rooms {
+    /// For passes on the current pool, with at most `rank` columns.
+    pub fn new(sys: &Sys, rank: usize) -> Result<Self> {
+        let (rows, copied) = (segment_rows(rank), COPIES * short_rows(rank));
         let room = |_| {
             let (sums, filled) = (sys.vec(0.0, rows * rank)?, sys.vec(0, rows.div_ceil(64))?);
-            Ok(Mutex::new(SegmentRoom { sums, filled }))
+            Ok(Mutex::new(Room { sums, filled, copies: sys.vec(0.0, copied * rank)? }))
         };
         Ok(Self((0..rayon::current_num_threads()).map(room).collect::<Result<_>>()?))
     }
 
     /// Bytes for `threads` threads.
-    pub fn bytes(rank: usize, threads: usize) -> u64 {
-        (threads * segment_rows(rank) * (rank * size_of::<f64>() + 1)) as u64
+    pub fn bytes(rank: usize, threads: usize) -> usize {
+        let (rows, copied) = (segment_rows(rank), COPIES * short_rows(rank));
+        threads * ((rows + copied) * rank * size_of::<f64>() + rows)
+    }
+
+    /// The current thread's.
+    fn own(&self) -> MutexGuard<'_, Room> {
+        self.0[rayon::current_thread_index().unwrap_or(0)].lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -117,6 +131,11 @@ impl Gathered {
         let sheets = (0..nnz.div_ceil(SHEET_NNZ)).into_par_iter().map(sheet).collect::<Result<_>>()?;
         let (sys, dims) = (sys.clone(), dims.to_vec());
         Ok(Self { sys, dims, own, nnz_all: nnz, nnz: 0, is_over: false, sheets })
+    }
+
+    /// What it allocates with.
+    pub fn sys(&self) -> &Sys {
+        &self.sys
     }
 
     /// Discards the nonzeros.
@@ -213,6 +232,8 @@ struct RowBlock {
     rows: Range<u32>,
     /// Whether threads share its runs.
     is_hot: bool,
+    /// The number of sums that each row has, one in each copy of a short mode's block; added up in the end.
+    copies: u32,
     nnz: usize,
     runs: Vec<RowRun>,
     /// The offset of its nonzeros on the shelf.
@@ -231,9 +252,10 @@ impl RowBlock {
 pub fn bytes(dims: &[u32], modes: usize, nnz: u64, rank: usize, threads: usize) -> Option<u64> {
     let (order, rows) = (dims.len(), dims.iter().max().map_or(0, |&dim| dim as usize));
     let nnz = usize::try_from(u32::try_from(nnz).ok()?).ok()?;
-    let limits = Limits::new(rows, nnz, rank, threads);
+    let limits = Limits::new(rows, nnz, rank, threads, Strategy::Lists);
     // Of two adjacent blocks, the first ends at a multiple of rows or they exceed the nonzeros, unless one is hot.
-    let blocks = 2 * (rows / limits.rows + nnz / limits.nnz + SHARES * threads) + 2;
+    let of_rows = (rows / limits.rows).max(Strategy::short_rows(rank) / short_rows(rank));
+    let blocks = 2 * (of_rows + nnz / limits.nnz + SHARES * threads) + 2;
     let copy = 4 * (order - 1) + 8 + size_of::<RowRun>();
     let hot_runs = SHARES * threads * (nnz / GROUP_NNZ + COPIES);
     let hot_tasks = 2 * HOT_SHARES * SHARES * threads;
@@ -246,7 +268,8 @@ pub fn bytes(dims: &[u32], modes: usize, nnz: u64, rank: usize, threads: usize) 
     let runs = nnz.min(limits.nnz.max(nnz / GROUP_NNZ + COPIES));
     let of_thread = size_of::<RowRun>() * runs + 16 * limits.nnz.min(nnz) + 4 * COPIES * limits.rows;
     let hot_sums = hot_runs.saturating_mul(8 * rank).saturating_mul(modes);
-    Some(hot_sums.saturating_add(modes * (nnz * copy + of_copy) + building + threads * of_thread) as u64)
+    let all = modes * (nnz * copy + of_copy) + building + threads * of_thread + Rooms::bytes(rank, threads);
+    Some(hot_sums.saturating_add(all) as u64)
 }
 
 /// The limits of a row block that has several rows.
@@ -260,10 +283,13 @@ struct Limits {
 }
 
 impl Limits {
-    fn new(rows: usize, nnz: usize, rank: usize, threads: usize) -> Self {
+    fn new(rows: usize, nnz: usize, rank: usize, threads: usize, strategy: Strategy) -> Self {
         let hot = (nnz / (SHARES * threads)).max(BLOCK_NNZ);
-        // At most about 2^16 blocks because of the limit on rows.
-        let rows = segment_rows(rank).max(rows >> 16);
+        let rows = match strategy {
+            Strategy::Copies => short_rows(rank),
+            // At most about 2^16 blocks because of the limit on rows.
+            Strategy::Slots | Strategy::Lists => segment_rows(rank).max(rows >> 16),
+        };
         Self { rows, nnz: hot.min(BLOCK_NNZ_MAX), hot }
     }
 
@@ -323,8 +349,8 @@ impl ModeSorted {
             }
             of_row[row as usize].fetch_add(nnz, Ordering::Relaxed);
         });
-        let limits = Limits::new(rows, gathered.nnz, rank, threads);
-        let blocks = cut(&of_row, limits);
+        let limits = Limits::new(rows, gathered.nnz, rank, threads, strategy);
+        let blocks = cut(&of_row, limits, strategy);
         sheets.par_iter_mut().enumerate().with_max_len(1).try_for_each(|(s, sorted)| {
             sys.check_cancelled()?;
             let entries = gathered.sheet(s);
@@ -439,7 +465,7 @@ fn shelves(blocks: Vec<RowBlock>, order: usize) -> Vec<(usize, Vec<RowBlock>)> {
 }
 
 /// Cuts rows into blocks, hot rows apart. `of_row` holds the nonzeros of each row and receives its block.
-fn cut(of_row: &[AtomicU32], limits: Limits) -> Vec<RowBlock> {
+fn cut(of_row: &[AtomicU32], limits: Limits, strategy: Strategy) -> Vec<RowBlock> {
     let mut blocks: Vec<RowBlock> = Vec::new();
     for (row, of_row) in (0u32..).zip(of_row) {
         let nnz = of_row.load(Ordering::Relaxed) as usize;
@@ -447,7 +473,9 @@ fn cut(of_row: &[AtomicU32], limits: Limits) -> Vec<RowBlock> {
         let ends = (row as usize).is_multiple_of(limits.rows);
         let fits = |last: &RowBlock| !last.is_hot && last.nnz + nnz <= limits.nnz && !ends;
         if is_hot || !blocks.last().is_some_and(fits) {
-            blocks.push(RowBlock { rows: row..row, is_hot, nnz: 0, runs: Vec::new(), first_byte: 0 });
+            let copies = if strategy == Strategy::Copies && !is_hot { 1 << COPIES.ilog2() } else { 1 };
+            let (rows, runs) = (row..row, Vec::new());
+            blocks.push(RowBlock { rows, is_hot, copies, nnz: 0, runs, first_byte: 0 });
         }
         let last = blocks.len() - 1;
         blocks[last].nnz += nnz;
@@ -505,28 +533,31 @@ impl Filling {
                 (row << of_copy | copy) << of_position | position
             }));
         }
+        let window_of = |key: u64| position_of(key) / (WINDOW * GROUP_NNZ);
+        let is_together = |a: &u64, b: &u64| window_of(*a) == window_of(*b);
         if strategy == Strategy::Slots {
-            let window_of = |key: u64| position_of(key) / (WINDOW * GROUP_NNZ);
-            keys.chunk_by_mut(|a, b| window_of(*a) == window_of(*b)).for_each(<[u64]>::sort_unstable);
+            keys.chunk_by_mut(is_together).for_each(<[u64]>::sort_unstable);
         } else {
             // Counting sort: keys arrive in order of their positions.
             let buckets = block.rows.len() << of_copy;
-            counts.clear();
             sys.reserve(counts, buckets, buckets)?;
-            counts.resize(buckets, 0);
-            for key in &*keys {
-                counts[usize_of(key >> of_position)] += 1;
-            }
-            let mut end = 0;
-            for count in &mut *counts {
-                (*count, end) = (end, end + *count);
-            }
             sys.reserve(sorted, nnz, nnz)?;
             sorted.resize(nnz.max(sorted.len()), 0);
-            for &key in &*keys {
-                let at = &mut counts[usize_of(key >> of_position)];
-                sorted[*at as usize] = key;
-                *at += 1;
+            let mut end = 0;
+            for keys in keys.chunk_by(|a, b| block.copies == 1 || is_together(a, b)) {
+                counts.clear();
+                counts.resize(buckets, 0);
+                for key in keys {
+                    counts[usize_of(key >> of_position)] += 1;
+                }
+                for count in &mut *counts {
+                    (*count, end) = (end, end + *count);
+                }
+                for &key in keys {
+                    let at = &mut counts[usize_of(key >> of_position)];
+                    sorted[*at as usize] = key;
+                    *at += 1;
+                }
             }
             std::mem::swap(keys, sorted);
             keys.truncate(nnz);
@@ -536,6 +567,7 @@ impl Filling {
         let mut columns: Vec<&mut [u32]> =
             bytemuck::cast_slice_mut(columns).chunks_exact_mut(nnz.max(1)).collect();
         let (mut before, mut sums) = (None, 0..0);
+        let of_sum = of_position + of_copy - block.copies.ilog2();
         runs.clear();
         for (i, (&key, value)) in keys.iter().zip(values).enumerate() {
             if let Some(&ahead) = keys.get(i + AHEAD) {
@@ -546,7 +578,6 @@ impl Filling {
             let others = entry[..mode].iter().chain(&entry[mode + 1..order]);
             columns.iter_mut().zip(others).for_each(|(column, &index)| column[i] = index);
             *value = bytemuck::cast([entry[order], entry[order + 1]]);
-            let row = entry[mode];
             match runs.last_mut() {
                 Some(run) if before == Some(key >> of_position) && sums.contains(&position) => run.nnz += 1,
                 _ => {
@@ -555,9 +586,10 @@ impl Filling {
                         Strategy::Slots => multiple_around(position, GROUP_NNZ),
                         Strategy::Lists => multiple_around(position, STRETCH_NNZ),
                     };
-                    let apart = strategy != Strategy::Lists;
+                    let apart = strategy != Strategy::Lists && block.copies == 1;
+                    let row = u32::try_from(key >> of_sum).expect("less than rows times copies");
                     sys.reserve(runs, runs.len() + 1, nnz)?;
-                    runs.push(RowRun { row: row - block.rows.start, nnz: 1, apart });
+                    runs.push(RowRun { row, nnz: 1, apart });
                 }
             }
             before = Some(key >> of_position);
@@ -641,20 +673,34 @@ impl<T: Real> BlockWork<'_, T> {
 #[derive(Clone, Copy)]
 struct BlockTask<'a> {
     mode: usize,
+    /// Whether the mode's result exceeds the caches.
+    is_large: bool,
     shelf: &'a Shelf,
     block: &'a RowBlock,
     of_runs: &'a [f64],
 }
 
 impl BlockTask<'_> {
-    /// Sets `sums` to the results of its rows.
-    fn run<T: Real>(&self, inputs: Inputs<'_, T>, sums: &mut [f64]) {
-        let Self { mode, shelf, block, of_runs } = *self;
+    /// Sets `sums` to the results of its rows; `copies` is that of the thread's [`Room`].
+    fn run<T: Real>(&self, inputs: Inputs<'_, T>, copies: &mut [f64], sums: &mut [f64]) {
+        let Self { mode, shelf, block, of_runs, .. } = *self;
         let Inputs { rank, wide, vectors, .. } = inputs;
         sums.fill(0.0);
         if !block.is_hot {
             let runs = shelf.part(mode, inputs, block, &block.runs, 0..block.nnz);
-            return vectors.dispatch(BlockWork { wide, runs, each: false, sums });
+            if block.copies == 1 {
+                return vectors.dispatch(BlockWork { wide, runs, each: false, sums });
+            }
+            let of_row = block.copies as usize * rank;
+            let copies = &mut copies[..block.rows.len() * of_row];
+            copies.fill(0.0);
+            vectors.dispatch(BlockWork { wide, runs, each: false, sums: &mut *copies });
+            for (sum, copies) in sums.chunks_exact_mut(rank).zip(copies.chunks_exact(of_row)) {
+                for copy in copies.chunks_exact(rank) {
+                    sum.iter_mut().zip(copy).for_each(|(sum, x)| *sum += x);
+                }
+            }
+            return;
         }
         let mut at = 0;
         for (run, of_run) in block.runs.iter().zip(of_runs.chunks_exact(rank)) {
@@ -670,10 +716,22 @@ impl BlockTask<'_> {
     }
 
     /// [`BlockTask::run`] for all, in parallel.
-    fn run_all<T: Real>(tasks: Vec<(Self, &mut [f64])>, inputs: Inputs<'_, T>, sys: &Sys) -> Result<()> {
+    fn run_all<T: Real>(
+        tasks: Vec<(Self, &mut [f64])>,
+        inputs: Inputs<'_, T>,
+        rooms: &Rooms,
+        sys: &Sys,
+    ) -> Result<()> {
         tasks.into_par_iter().with_max_len(1).try_for_each(|(task, sums)| {
             sys.check_cancelled()?;
-            task.run(inputs, sums);
+            let Room { sums: own, copies, .. } = &mut *rooms.own();
+            match own.get_mut(..sums.len()) {
+                Some(own) if task.is_large => {
+                    task.run(inputs, copies, own);
+                    PastCaches::begin().copy(own, sums);
+                }
+                _ => task.run(inputs, copies, sums),
+            }
             Ok(())
         })
     }
@@ -727,12 +785,17 @@ impl ModeSorted {
     }
 
     /// The work on each of its blocks, in the order of rows.
-    fn tasks<'a>(&'a self, hot_sums: &'a [f64], rank: usize) -> impl Iterator<Item = BlockTask<'a>> {
+    fn tasks<'a>(
+        &'a self,
+        hot_sums: &'a [f64],
+        rank: usize,
+        is_large: bool,
+    ) -> impl Iterator<Item = BlockTask<'a>> {
         let mut rest = hot_sums;
         self.blocks().map(move |(shelf, block)| {
             let (of_runs, behind) = rest.split_at(if block.is_hot { block.runs.len() * rank } else { 0 });
             rest = behind;
-            BlockTask { mode: self.mode, shelf, block, of_runs }
+            BlockTask { mode: self.mode, is_large, shelf, block, of_runs }
         })
     }
 }
@@ -742,15 +805,17 @@ pub fn compute<T: Real>(
     copies: &mut [&mut ModeSorted],
     inputs: Inputs<'_, T>,
     sums: &mut [&mut [f64]],
+    rooms: &Rooms,
 ) -> Result<()> {
     let sys = copies[0].sys.clone();
     let mut hot_sums: Vec<_> = copies.iter_mut().map(|copy| std::mem::take(&mut copy.hot_sums)).collect();
     ModeSorted::add_hot(copies, inputs, &mut hot_sums)?;
     let mut tasks = Vec::new();
     for ((copy, hot_sums), sums) in copies.iter().zip(&hot_sums).zip(sums) {
-        tasks.extend(with_rows(copy.tasks(hot_sums, inputs.rank), sums, inputs.rank));
+        let is_large = size_of_val(&**sums) > PastCaches::FROM_BYTES;
+        tasks.extend(with_rows(copy.tasks(hot_sums, inputs.rank, is_large), sums, inputs.rank));
     }
-    BlockTask::run_all(tasks, inputs, &sys)?;
+    BlockTask::run_all(tasks, inputs, rooms, &sys)?;
     copies.iter_mut().zip(hot_sums).for_each(|(copy, sums)| copy.hot_sums = sums);
     Ok(())
 }
@@ -763,13 +828,13 @@ pub fn compute_segments<T: Real>(
     sums: &mut [f64],
     factor: &mut [T],
     taker: &dyn TakeSums<T>,
-    rooms: &SegmentRooms,
+    rooms: &Rooms,
 ) -> Result<()> {
     let (rank, sys) = (inputs.rank, copy.sys.clone());
     let (rows, threads) = (segment_rows(rank), rayon::current_num_threads());
     let mut hot_sums = [std::mem::take(&mut copy.hot_sums)];
     ModeSorted::add_hot(&[&mut *copy], inputs, &mut hot_sums)?;
-    let tasks: Vec<BlockTask<'_>> = copy.tasks(&hot_sums[0], rank).collect();
+    let tasks: Vec<BlockTask<'_>> = copy.tasks(&hot_sums[0], rank, false).collect();
     let segments: Vec<&[BlockTask<'_>]> = tasks
         .chunk_by(|a, b| a.block.rows.start as usize / rows == b.block.rows.start as usize / rows)
         .collect();
@@ -782,17 +847,16 @@ pub fn compute_segments<T: Real>(
     {
         shared.extend(with_rows(tasks.iter().copied(), sums, rank));
     }
-    BlockTask::run_all(shared, inputs, &sys)?;
+    BlockTask::run_all(shared, inputs, rooms, &sys)?;
     let parts = sums.chunks_mut(rows * rank).zip(factor.chunks_mut(rows * rank));
     let work: Vec<_> = segments.into_iter().zip(parts).enumerate().collect();
     work.into_par_iter().with_max_len(1).try_for_each(|(segment, (tasks, (sums, factor)))| {
         sys.check_cancelled()?;
-        let room = &rooms.0[rayon::current_thread_index().unwrap_or(0)];
-        let mut room = room.lock().unwrap_or_else(PoisonError::into_inner);
-        let SegmentRoom { sums: own, filled } = &mut *room;
+        let Room { sums: own, filled, copies } = &mut *rooms.own();
         filled.fill(0);
         for BlockTask { block, .. } in tasks {
-            for row in block.runs.iter().map(|run| (block.rows.start + run.row) as usize % rows) {
+            let rows_of = block.runs.iter().map(|run| block.rows.start + run.row / block.copies);
+            for row in rows_of.map(|row| row as usize % rows) {
                 filled[row / 64] |= 1 << (row % 64);
             }
         }
@@ -801,7 +865,7 @@ pub fn compute_segments<T: Real>(
             return Ok(());
         }
         let own = &mut own[..sums.len()];
-        with_rows(tasks.iter().copied(), own, rank).for_each(|(task, sums)| task.run(inputs, sums));
+        with_rows(tasks.iter().copied(), own, rank).for_each(|(task, sums)| task.run(inputs, copies, sums));
         taker.take(segment, own, filled, factor);
         Ok::<_, Error>(())
     })?;
