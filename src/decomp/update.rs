@@ -180,7 +180,7 @@ pub struct RowsUpdate {
     rank: usize,
     /// Whether an earlier update has set rows without nonzeros.
     is_settled: bool,
-    /// Whether the factor exceeds the caches.
+    /// Whether the mode's sums would exceed the caches.
     is_large: bool,
     /// Segments of a part.
     of_part: usize,
@@ -256,7 +256,7 @@ struct Segment<'a> {
     columns: Vec<usize>,
     /// A bit for each row that has nonzeros, if known, and whether an earlier update has set the others.
     filled: Option<(&'a [u64], bool)>,
-    /// Whether the factor exceeds the caches.
+    /// Whether the mode's sums would exceed the caches.
     is_large: bool,
 }
 
@@ -294,14 +294,14 @@ impl Segment<'_> {
         let rest = (!is_linear || is_small(rank)).then_some(T::nearest(if is_linear { 0.0 } else { FLOOR }));
         let (block, step) = (ROWS * rank, if is_small(rank) { STEP } else { ROWS } * rank);
         let settled = self.filled.filter(|(_, is_settled)| *is_settled && rest.is_some());
-        // Whole rows are written, and nothing reads them before: they need not come to the caches.
+        // Rows are whole cache lines, and nothing reads them before they are written: they need not come to the caches.
         let lines = size_of_val(&rows[..rank]).is_multiple_of(LINE_BYTES);
         let past = settled.is_some() && is_linear && self.is_large && lines;
+        let fetched = if past { 0 } else { rows.len() };
         // Numbers of the block's new rows.
         let mut n = 0;
         for at in (0..rows.len()).step_by(step) {
-            let end = if past { 0 } else { rows.len() };
-            let ahead = (at + block).min(end)..(at + block + step).min(end);
+            let ahead = (at + block).min(fetched)..(at + block + step).min(fetched);
             if let Some((filled, _)) = settled {
                 let filled = ahead.step_by(rank).filter(|at| has(filled, at / rank));
                 filled.for_each(|at| prefetch(&rows[at..][..rank]));

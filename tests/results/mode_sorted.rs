@@ -6,7 +6,7 @@ use crate::common::{Kind, SMALL_CHUNKS, Tensor, bits, options, packed, run, valu
 use crate::lists::tensor;
 use blco::internals::backend::host::{HostBackend, Vectors};
 use blco::internals::dense::{Matrix, Real, seeded_factors};
-use blco::internals::op::mttkrp::{Mttkrp, Strategy, strategies};
+use blco::internals::op::mttkrp::{ModeSortedDemand, Mttkrp, Strategy, strategies};
 use blco::internals::store::Store;
 use blco::internals::stream::{Executor, Limits, plan};
 use blco::internals::sys::Sys;
@@ -220,6 +220,29 @@ fn copies_give_the_bits_of_chunks_one_mode_at_a_time() {
             assert!(chunks == copies, "pass {pass}");
         }
     });
+}
+
+/// With all modes at once, modes share loads of rows: a plan has no copies where that helps as much.
+#[test]
+fn copies_are_left_where_short_modes_share_loads() {
+    let pays = |dims: &[u64], threads| {
+        let dir = tempfile::tempdir().unwrap();
+        let store = packed(&skewed(dims, 20_000), &options(&dir.path().join("s"), Kind::Tiled, 1 << 20));
+        let modes: Vec<usize> = (0..dims.len()).collect();
+        assert!(!strategies(store.manifest(), &modes, 32).contains(&Strategy::Lists), "{dims:?}");
+        let of =
+            |alternating| ModeSortedDemand::new::<f64>(store.manifest(), &modes, 32, threads, alternating);
+        assert_ne!(of(true).from_passes, u32::MAX, "{dims:?}: one mode at a time shares nothing");
+        of(false).from_passes != u32::MAX
+    };
+    let slots = 9000;
+    for threads in [2, 16] {
+        assert!(!pays(&[100, 50, 40], threads), "all are short");
+        assert!(pays(&[slots, slots, 40], threads), "a third is short");
+        assert!(!pays(&[slots, slots, 40, 50, 30], threads), "three of five");
+        assert!(pays(&[slots, slots, slots, 40, 50, 30], threads), "half of six");
+        assert_eq!(pays(&[slots, 50, 40, 30], threads), threads >= 8, "three of four");
+    }
 }
 
 /// When a plan has copies, and a session's calls with them, with other factors in each call and results in the caller's memory.

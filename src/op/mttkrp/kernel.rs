@@ -343,7 +343,7 @@ impl PastCaches {
     /// A result of more bytes is stored so.
     pub const FROM_BYTES: usize = 64 << 20;
 
-    /// Until the result is dropped, other threads may not see them.
+    /// Begins such stores. Other threads may not see them before the result is dropped.
     #[inline(always)]
     pub fn begin() -> Self {
         Self(())
@@ -354,7 +354,7 @@ impl PastCaches {
     #[cfg_attr(target_arch = "x86_64", expect(unsafe_code, reason = "the instruction takes an address"))]
     #[expect(clippy::unused_self, reason = "stores end where it is dropped")]
     pub fn copy<T: bytemuck::Pod>(&self, from: &[T], to: &mut [T]) {
-        assert_eq!(from.len(), to.len(), "as many");
+        assert_eq!(from.len(), to.len(), "what is copied has the room's length");
         #[cfg(target_arch = "x86_64")]
         {
             use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_stream_si128};

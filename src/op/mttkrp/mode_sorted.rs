@@ -65,8 +65,8 @@ pub trait TakeSums<T>: Debug + Send + Sync {
     fn take(&self, segment: usize, sums: &mut [f64], filled: &[u64], factor: &mut [T]);
 }
 
-/// The most rows in a block of a short mode: each has sums in [`COPIES`] copies.
-fn short_rows(rank: usize) -> usize {
+/// The most rows in a row block of a short mode: each has sums in [`COPIES`] copies.
+fn copied_rows(rank: usize) -> usize {
     (segment_rows(rank) / COPIES).max(1)
 }
 
@@ -87,7 +87,7 @@ pub struct Rooms(Vec<Mutex<Room>>);
 impl Rooms {
     /// For passes on the current pool, with at most `rank` columns.
     pub fn new(sys: &Sys, rank: usize) -> Result<Self> {
-        let (rows, copied) = (segment_rows(rank), COPIES * short_rows(rank));
+        let (rows, copied) = (segment_rows(rank), COPIES * copied_rows(rank));
         let room = |_| {
             let (sums, filled) = (sys.vec(0.0, rows * rank)?, sys.vec(0, rows.div_ceil(64))?);
             Ok(Mutex::new(Room { sums, filled, copies: sys.vec(0.0, copied * rank)? }))
@@ -97,7 +97,7 @@ impl Rooms {
 
     /// Bytes for `threads` threads.
     pub fn bytes(rank: usize, threads: usize) -> usize {
-        let (rows, copied) = (segment_rows(rank), COPIES * short_rows(rank));
+        let (rows, copied) = (segment_rows(rank), COPIES * copied_rows(rank));
         threads * ((rows + copied) * rank * size_of::<f64>() + rows)
     }
 
@@ -254,7 +254,8 @@ pub fn bytes(dims: &[u32], modes: usize, nnz: u64, rank: usize, threads: usize) 
     let nnz = usize::try_from(u32::try_from(nnz).ok()?).ok()?;
     let limits = Limits::new(rows, nnz, rank, threads, Strategy::Lists);
     // Of two adjacent blocks, the first ends at a multiple of rows or they exceed the nonzeros, unless one is hot.
-    let of_rows = (rows / limits.rows).max(Strategy::short_rows(rank) / short_rows(rank));
+    // Copies for a larger rank serve modes that are short at a smaller one.
+    let of_rows = (rows / limits.rows).max(rows.min(Strategy::short_rows(1)) / copied_rows(rank));
     let blocks = 2 * (of_rows + nnz / limits.nnz + SHARES * threads) + 2;
     let copy = 4 * (order - 1) + 8 + size_of::<RowRun>();
     let hot_runs = SHARES * threads * (nnz / GROUP_NNZ + COPIES);
@@ -286,7 +287,7 @@ impl Limits {
     fn new(rows: usize, nnz: usize, rank: usize, threads: usize, strategy: Strategy) -> Self {
         let hot = (nnz / (SHARES * threads)).max(BLOCK_NNZ);
         let rows = match strategy {
-            Strategy::Copies => short_rows(rank),
+            Strategy::Copies => copied_rows(rank),
             // At most about 2^16 blocks because of the limit on rows.
             Strategy::Slots | Strategy::Lists => segment_rows(rank).max(rows >> 16),
         };
