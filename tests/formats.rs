@@ -109,7 +109,7 @@ impl Builder {
 }
 
 impl ChunkBuilder for Builder {
-    fn push(&mut self, tile: &SortedTile, _: &Made, sink: ChunkSink<'_>) -> blco::Result<()> {
+    fn push(&mut self, tile: &SortedTile, _: &mut Made, sink: ChunkSink<'_>) -> blco::Result<()> {
         let bytes_each = 4 * tile.order() + 8;
         if (self.ranges.nnz + tile.values.len()) * bytes_each + 1024 > self.chunk_bytes {
             sink(self.close().into())?;

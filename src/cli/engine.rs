@@ -194,5 +194,10 @@ pub fn host_engine(sys: &Sys, common: Common, memory: Option<u64>, progress: &Ba
         packing_memory_min: machine::memory_min(),
         ..Options::default()
     };
+    // Packing takes half of what is available by default.
+    super::memory::make_arenas_whole(
+        memory.unwrap_or_else(|| machine::available_memory() / 2),
+        options.threads,
+    );
     build(sys, options, progress)
 }

@@ -158,6 +158,20 @@ pub(super) fn prepare(sys: &Sys, name: &str) {
     }));
 }
 
+/// Gives the arenas of threads that start later, where the allocator has their smaller blocks, their whole part of the address space at once.
+/// By default an arena grows by a few pages at a time, each time by a system call for which all threads wait: on 16 threads, packing takes 1.3
+/// times as long. Such arenas keep what is freed in them. No plan knows of that, so they must be less than an eighth of `memory`.
+pub(super) fn make_arenas_whole(memory: u64, threads: usize) {
+    const ARENA_BYTES: libc::c_int = 64 << 20;
+    if ARENA_BYTES as u64 * threads as u64 <= memory / 8 {
+        // SAFETY: sets a number of the system's allocator.
+        #[cfg(target_env = "gnu")]
+        unsafe {
+            libc::mallopt(libc::M_TOP_PAD, ARENA_BYTES)
+        };
+    }
+}
+
 /// Whether a panic means that the system is out of memory: libraries and starting threads panic then.
 fn is_of_memory(panic: &PanicHookInfo<'_>) -> bool {
     const TOLD: [&str; 4] = [

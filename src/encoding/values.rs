@@ -245,7 +245,12 @@ impl Costs {
     /// The cheapest encoding, according to `cost`, of `count` values: those of `values` and repetitions of them. On
     /// ties, the first of integer, dictionary, f32, decimal, f64.
     #[must_use]
-    pub fn choose(&self, values: &[f64], count: usize, cost: impl Fn(ValueBytes) -> u64) -> ChosenValues {
+    pub fn choose<'v>(
+        &self,
+        values: impl IntoIterator<Item = &'v f64>,
+        count: usize,
+        cost: impl Fn(ValueBytes) -> u64,
+    ) -> ChosenValues {
         let (chosen, least) = self.cheapest(&cost);
         let wins = |c: u64| if chosen == ChosenValues::Integer { c < least } else { c <= least };
         let tiles = count.div_ceil(TILE_NNZ) as u64;
@@ -279,7 +284,10 @@ pub fn dictionary_width(entries: usize) -> u32 {
 }
 
 /// The distinct values in total order, if a dictionary with that many entries is `worth` it.
-fn dictionary(values: &[f64], worth: impl Fn(usize) -> bool) -> Option<Vec<f64>> {
+fn dictionary<'v>(
+    values: impl IntoIterator<Item = &'v f64>,
+    worth: impl Fn(usize) -> bool,
+) -> Option<Vec<f64>> {
     // Most values have occurred recently, so a slot per hash holds the last value with it. No value equals this NaN.
     const MET: usize = 256;
     let mut met = [u64::MAX; MET];

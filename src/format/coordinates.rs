@@ -92,7 +92,7 @@ fn image(
 }
 
 impl ChunkBuilder for CoordinatesBuilder {
-    fn push(&mut self, tile: &SortedTile, _: &Made, sink: ChunkSink<'_>) -> Result<()> {
+    fn push(&mut self, tile: &SortedTile, _: &mut Made, sink: ChunkSink<'_>) -> Result<()> {
         if self.ranges.nnz + tile.values.len() > self.most {
             sink(self.close())?;
         }

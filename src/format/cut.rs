@@ -20,11 +20,13 @@ pub(crate) fn waiting_bytes(format: &Format, order: usize, nonzero_bytes: usize)
     PENDING_NNZ * (nonzero_bytes + 2 * piece)
 }
 
-/// A tile and its encoding.
+/// Tiles, and what was made of each. The first `filled` wait to be assembled; all are reused, because memory that one thread
+/// allocates and another frees stays with the first thread's allocator.
 #[derive(Debug, Default)]
-struct Piece {
-    tile: SortedTile,
-    made: Made,
+struct Group {
+    tiles: Vec<SortedTile>,
+    made: Vec<Made>,
+    filled: usize,
 }
 
 /// Receives finished chunks in order.
@@ -41,24 +43,24 @@ pub struct Cutter<K> {
     /// Nonzeros of a group, at most.
     group_nnz: usize,
     pending: Vec<Nonzero<K>>,
-    /// The first `filled` pieces wait to be assembled.
-    ready: Vec<Piece>,
-    filled: usize,
-    /// The pieces for the next group. Pieces are reused, because memory that one thread allocates and another frees
-    /// stays with the first thread's allocator.
-    next: Vec<Piece>,
+    /// The group that waits to be assembled, and the next one.
+    ready: Group,
+    next: Group,
 }
 
-/// Assembles pieces into chunks and counts them.
-fn assemble(
-    builder: &mut dyn ChunkBuilder,
-    statistics: &mut Statistics,
-    pieces: &[Piece],
-    sink: Sink<'_>,
-) -> Result<()> {
-    let build = || pieces.iter().try_for_each(|Piece { tile, made }| builder.push(tile, made, sink));
-    let count = || statistics.add(pieces.iter().map(|piece| &piece.tile));
-    rayon::join(build, count).0
+impl Group {
+    /// Assembles its tiles into chunks and counts them.
+    fn assemble(
+        &mut self,
+        builder: &mut dyn ChunkBuilder,
+        statistics: &mut Statistics,
+        sink: Sink<'_>,
+    ) -> Result<()> {
+        let tiles = &self.tiles[..self.filled];
+        let mut pieces = tiles.iter().zip(&mut self.made);
+        let build = || pieces.try_for_each(|(tile, made)| builder.push(tile, made, sink));
+        rayon::join(build, || statistics.add(tiles.iter())).0
+    }
 }
 
 impl<K: Key> Cutter<K> {
@@ -77,9 +79,8 @@ impl<K: Key> Cutter<K> {
             statistics: Statistics::new(shape.order(), levels.as_ref()),
             group_nnz: PENDING_NNZ,
             pending: Vec::new(),
-            ready: Vec::new(),
-            filled: 0,
-            next: Vec::new(),
+            ready: Group::default(),
+            next: Group::default(),
         }
     }
 
@@ -116,14 +117,16 @@ impl<K: Key> Cutter<K> {
 
     /// Works on tiles of `waiting` and of `nonzeros` behind them, and assembles those before.
     fn work(&mut self, waiting: &[Nonzero<K>], nonzeros: &[Nonzero<K>], sink: Sink<'_>) -> Result<()> {
-        let Self { order, linearizer, worker, builder, statistics, ready, filled, next, .. } = self;
-        let tiles = waiting.len().div_ceil(TILE_NNZ) + nonzeros.len().div_ceil(TILE_NNZ);
-        next.resize_with(tiles.max(next.len()), Piece::default);
+        let Self { order, linearizer, worker, builder, statistics, ready, next, .. } = self;
+        next.filled = waiting.len().div_ceil(TILE_NNZ) + nonzeros.len().div_ceil(TILE_NNZ);
+        let room = next.filled.max(next.tiles.len());
+        next.tiles.resize_with(room, SortedTile::default);
+        next.made.resize_with(room, Made::default);
         let sorted = waiting.par_chunks(TILE_NNZ).chain(nonzeros.par_chunks(TILE_NNZ));
-        let pieces = sorted.zip(&mut next[..tiles]);
-        let assemble = || assemble(&mut **builder, statistics, &ready[..*filled], sink);
+        let pieces = sorted.zip(&mut next.tiles).zip(&mut next.made);
+        let assemble = || ready.assemble(&mut **builder, statistics, sink);
         let work = || {
-            pieces.for_each(|(nonzeros, Piece { tile, made })| {
+            pieces.for_each(|((nonzeros, tile), made)| {
                 tile.gather(linearizer, *order, nonzeros);
                 if let Some(worker) = &*worker {
                     worker.work(tile, made);
@@ -132,7 +135,6 @@ impl<K: Key> Cutter<K> {
         };
         let (assembled, ()) = rayon::join(assemble, work);
         std::mem::swap(ready, next);
-        *filled = tiles;
         assembled
     }
 
@@ -140,8 +142,8 @@ impl<K: Key> Cutter<K> {
     pub fn finish(mut self, sink: Sink<'_>) -> Result<Statistics> {
         let pending = std::mem::take(&mut self.pending);
         self.work(&pending, &[], sink)?;
-        let Self { mut builder, mut statistics, ready, filled, .. } = self;
-        assemble(&mut *builder, &mut statistics, &ready[..filled], sink)?;
+        let Self { mut builder, mut statistics, mut ready, .. } = self;
+        ready.assemble(&mut *builder, &mut statistics, sink)?;
         builder.finish(sink)?;
         Ok(statistics)
     }

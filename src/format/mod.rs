@@ -192,7 +192,8 @@ pub trait ChunkFormat: Debug + Send + Sync + 'static {
 /// A checked value, or what is wrong.
 pub type Checked<T> = std::result::Result<T, &'static str>;
 
-/// The output of a [`TileWorker`] for a tile. It is passed in again for another tile, so that its memory is reused.
+/// The output of a [`TileWorker`] for a tile. What a builder leaves there is passed in again for another tile, so that its memory is
+/// reused.
 pub type Made = Option<Box<dyn Any + Send + Sync>>;
 
 /// Receives finished chunks.
@@ -205,10 +206,10 @@ pub trait ChunkBuilder: Debug + Send {
         None
     }
 
-    /// Takes the next tile, in order, with its worker's output, and passes finished chunks to `sink`. All tiles but the
-    /// last are full. Where chunks end must depend only on the nonzeros. The builder may hold at most three chunks'
-    /// worth of nonzeros.
-    fn push(&mut self, tile: &SortedTile, made: &Made, sink: ChunkSink<'_>) -> Result<()>;
+    /// Takes the next tile, in order, with its worker's output, which it may keep, and passes finished chunks to `sink`. All
+    /// tiles but the last are full. Where chunks end must depend only on the nonzeros. The builder may hold at most three
+    /// chunks' worth of nonzeros.
+    fn push(&mut self, tile: &SortedTile, made: &mut Made, sink: ChunkSink<'_>) -> Result<()>;
 
     /// Closes the last chunk.
     fn finish(&mut self, sink: ChunkSink<'_>) -> Result<()>;

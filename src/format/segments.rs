@@ -125,7 +125,7 @@ impl SegmentsBuilder {
 }
 
 impl ChunkBuilder for SegmentsBuilder {
-    fn push(&mut self, tile: &SortedTile, _: &Made, sink: ChunkSink<'_>) -> Result<()> {
+    fn push(&mut self, tile: &SortedTile, _: &mut Made, sink: ChunkSink<'_>) -> Result<()> {
         let mut begins = self.open.begins(&self.parts, tile);
         let tiles = (self.open.values.len() / TILE_NNZ + 1) as u64;
         let segments = self.open.starts.len() + begins.iter().filter(|begins| **begins).count();

@@ -27,6 +27,9 @@ pub struct PartitionStatistics {
 /// Row counters per mode. Rows with equal remainders share a counter.
 const ROW_BUCKETS: usize = 1 << 16;
 
+/// The most parts in which the rows of a mode are counted in parallel. Each takes [`ROW_BUCKETS`] counters.
+const ROW_PARTS_MAX: usize = 4;
+
 /// Nonzeros of the largest group in which distinct indices are counted.
 const GROUP_NNZ: usize = TILE_NNZ << (GROUP_SIZES - 1);
 /// One in this many groups is sampled.
@@ -54,7 +57,7 @@ impl Statistics {
             sum_squares: Neumaier::default(),
             value_keys: [f64::INFINITY, f64::NEG_INFINITY].map(total_key),
             tree: levels.map(TreeCounts::new),
-            modes: (0..order).map(ModeCounts::new).collect(),
+            modes: (0..order).map(|mode| ModeCounts::new(mode, order)).collect(),
         }
     }
 
@@ -63,7 +66,7 @@ impl Statistics {
         let Self { nnz, hash, sum_squares, value_keys: [low, high], tree, modes } = self;
         let before = *nnz;
         let of_tree = || tree.iter_mut().for_each(|tree| tiles.clone().for_each(|tile| tree.add(tile)));
-        let of_modes = || modes.par_iter_mut().for_each(|mode| mode.add(before, tiles.clone()));
+        let of_modes = || modes.par_iter_mut().for_each(|mode| mode.add(before, &tiles));
         rayon::join(of_modes, of_tree);
         for tile in tiles {
             *nnz += tile.values.len() as u64;
@@ -89,7 +92,7 @@ impl Statistics {
     /// The statistics that plans use.
     #[must_use]
     pub fn of_partition(&self) -> PartitionStatistics {
-        let modes: Vec<ModeCounts> = self.modes.iter().map(ModeCounts::closed).collect();
+        let modes: Vec<Samples> = self.modes.iter().map(|mode| mode.samples.closed()).collect();
         let (nodes, fiber_lengths) = self.tree.as_ref().map_or(([0; _], [0; _]), TreeCounts::finish);
         let distinct = modes.iter().map(|mode| mode.distinct).collect();
         PartitionStatistics { sampled: modes[0].sampled, nodes, fiber_lengths, distinct }
@@ -123,7 +126,7 @@ impl Totals {
         let [low, high] = partition.value_keys;
         let [least, most] = self.value_keys.unwrap_or([low, high]);
         self.value_keys = Some([low.min(least), high.max(most)]);
-        let rows = partition.modes.into_iter().map(|mode| mode.rows);
+        let rows = partition.modes.into_iter().map(ModeCounts::rows);
         if self.rows.is_empty() {
             self.rows = rows.collect();
         } else {
@@ -185,7 +188,14 @@ impl Totals {
 #[derive(Clone, Debug)]
 struct ModeCounts {
     mode: usize,
-    rows: Vec<u64>,
+    /// Counters for each part of the tiles.
+    rows: Vec<Vec<u64>>,
+    samples: Samples,
+}
+
+/// Distinct indices in some groups of nonzeros.
+#[derive(Clone, Debug, Default)]
+struct Samples {
     sampled: u64,
     /// The indices of the open sampled group.
     open: Vec<u32>,
@@ -195,29 +205,48 @@ struct ModeCounts {
 }
 
 impl ModeCounts {
-    fn new(mode: usize) -> Self {
-        let (rows, distinct) = (vec![0; ROW_BUCKETS], [0; GROUP_SIZES]);
-        Self { mode, rows, sampled: 0, open: Vec::new(), met: Vec::new(), distinct }
+    /// For one of `order` modes that are counted on the current pool.
+    fn new(mode: usize, order: usize) -> Self {
+        let parts = (rayon::current_num_threads() / order).clamp(1, ROW_PARTS_MAX);
+        Self { mode, rows: vec![vec![0; ROW_BUCKETS]; parts], samples: Samples::default() }
+    }
+
+    /// The row counters.
+    fn rows(self) -> Vec<u64> {
+        let add = |mut all: Vec<u64>, part: Vec<u64>| {
+            all.iter_mut().zip(part).for_each(|(all, row)| *all += row);
+            all
+        };
+        self.rows.into_iter().reduce(add).unwrap_or_default()
     }
 
     /// Adds tiles that follow `nnz` nonzeros.
-    fn add<'t>(&mut self, mut nnz: u64, tiles: impl Iterator<Item = &'t SortedTile>) {
-        for tile in tiles {
-            let column = tile.column(self.mode);
-            for index in column {
-                self.rows[*index as usize % ROW_BUCKETS] += 1;
-            }
-            let group = nnz / GROUP_NNZ as u64;
-            nnz += column.len() as u64;
-            if group.is_multiple_of(GROUPS_EACH) {
-                self.open.extend_from_slice(column);
-                if nnz.is_multiple_of(GROUP_NNZ as u64) {
-                    self.close();
+    fn add<'t>(&mut self, mut nnz: u64, tiles: &(impl Iterator<Item = &'t SortedTile> + Clone + Sync)) {
+        let Self { mode, rows, samples } = self;
+        let parts = rows.len();
+        let count = || {
+            rows.par_iter_mut().enumerate().with_max_len(1).for_each(|(part, rows)| {
+                let indices = tiles.clone().skip(part).step_by(parts).flat_map(|tile| tile.column(*mode));
+                indices.for_each(|&index| rows[index as usize % ROW_BUCKETS] += 1);
+            });
+        };
+        let sample = || {
+            for tile in tiles.clone() {
+                let (column, group) = (tile.column(*mode), nnz / GROUP_NNZ as u64);
+                nnz += column.len() as u64;
+                if group.is_multiple_of(GROUPS_EACH) {
+                    samples.open.extend_from_slice(column);
+                    if nnz.is_multiple_of(GROUP_NNZ as u64) {
+                        samples.close();
+                    }
                 }
             }
-        }
+        };
+        rayon::join(count, sample);
     }
+}
 
+impl Samples {
     /// Counts the open group.
     fn close(&mut self) {
         self.sampled += self.open.len() as u64;

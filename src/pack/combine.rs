@@ -18,8 +18,9 @@ pub struct Combiner<K> {
     part_nnz: usize,
     /// One for each stretch of a part. The first has what is open between parts.
     settlers: Vec<Settler<K>>,
-    /// What several of them have settled, side by side.
+    /// What they have settled, side by side; and of the part before, which is handed over meanwhile.
     settled: Vec<Nonzero<K>>,
+    ready: Vec<Nonzero<K>>,
 }
 
 /// What becomes of nonzeros that have the same coordinates.
@@ -35,7 +36,8 @@ impl<K: Key> Combiner<K> {
     pub fn new(layout: &BitLayout, duplicates: Duplicates) -> Self {
         let (linearizer, order) = (Linearizer::new(layout), layout.order());
         let rule = Rule { duplicates, must_be_finite: true, linearizer, order };
-        Self { rule, part_nnz: PENDING_NNZ, settlers: vec![Settler::default()], settled: Vec::new() }
+        let (settled, ready) = (Vec::new(), Vec::new());
+        Self { rule, part_nnz: PENDING_NNZ, settlers: vec![Settler::default()], settled, ready }
     }
 
     /// Adds up values even if they overflow; the caller checks the sums.
@@ -61,23 +63,35 @@ impl<K: Key> Combiner<K> {
     }
 
     /// Takes the next nonzeros. Those that are settled by now go to `sink`, a part and one at most, with how many were taken
-    /// since the last time; where none repeats, as they are.
+    /// since the last time; where none repeats, as they are. While `sink` has a part, the next one is settled.
     pub fn push(
         &mut self,
         mut sorted: &[Nonzero<K>],
-        mut sink: impl FnMut(&[Nonzero<K>], usize) -> Result<()>,
+        mut sink: impl FnMut(&[Nonzero<K>], usize) -> Result<()> + Send,
     ) -> Result<()> {
+        // The part for `sink`, where it is as it was, and how many nonzeros it took.
+        let mut ready: (Option<&[Nonzero<K>]>, usize) = (None, 0);
         while !sorted.is_empty() {
             let (part, rest) = sorted.split_at(sorted.len().min(self.part_nnz));
-            let as_it_is = self.rule.duplicates != Duplicates::Count && self.settlers[0].open.is_none();
-            if as_it_is && !rest.is_empty() && !repeats(&sorted[..=part.len()]) {
-                sink(part, part.len())?;
-            } else {
-                sink(self.settle(part, rest.first())?, part.len())?;
-            }
+            let settled = std::mem::take(&mut self.ready);
+            let hand_over = || if ready.1 > 0 { sink(ready.0.unwrap_or(&settled), ready.1) } else { Ok(()) };
+            let (handed_over, as_it_was) = rayon::join(hand_over, || self.prepare(part, rest));
+            self.ready = std::mem::replace(&mut self.settled, settled);
+            handed_over?;
+            ready = (as_it_was?.then_some(part), part.len());
             sorted = rest;
         }
-        Ok(())
+        if ready.1 > 0 { sink(ready.0.unwrap_or(&self.ready), ready.1) } else { Ok(()) }
+    }
+
+    /// Settles a part into `settled`, or finds that it may stay as it is.
+    fn prepare(&mut self, part: &[Nonzero<K>], rest: &[Nonzero<K>]) -> Result<bool> {
+        let may_stay = self.rule.duplicates != Duplicates::Count && self.settlers[0].open.is_none();
+        let stays = may_stay && !rest.is_empty() && !repeats(part, rest.first());
+        if !stays {
+            self.settle(part, rest.first())?;
+        }
+        Ok(stays)
     }
 
     /// Hands over the last nonzero, once no more come.
@@ -87,7 +101,7 @@ impl<K: Key> Combiner<K> {
 
     /// Settles a part, but for its last coordinates where `next` or nothing yet is known to follow them. Stretches of the part, each of whole
     /// coordinates, are settled in parallel.
-    fn settle(&mut self, part: &[Nonzero<K>], next: Option<&Nonzero<K>>) -> Result<&[Nonzero<K>]> {
+    fn settle(&mut self, part: &[Nonzero<K>], next: Option<&Nonzero<K>>) -> Result<()> {
         let stretches = stretches(part);
         let Self { rule, settlers, settled, .. } = self;
         settlers.resize_with(stretches.len().max(settlers.len()), Settler::default);
@@ -108,7 +122,8 @@ impl<K: Key> Combiner<K> {
             last.settle_open(rule);
         }
         if others.is_empty() {
-            return Ok(&settlers[0].settled);
+            std::mem::swap(settled, &mut settlers[0].settled);
+            return Ok(());
         }
         let open = (last.open.take(), std::mem::take(&mut last.members));
         (settlers[0].open, settlers[0].members) = open;
@@ -117,7 +132,7 @@ impl<K: Key> Combiner<K> {
         settled.resize(lengths.clone().sum(), Nonzero::default());
         let copies = split(settled, lengths).into_par_iter().zip(settlers);
         copies.for_each(|(target, settler)| target.copy_from_slice(&settler.settled));
-        Ok(settled)
+        Ok(())
     }
 }
 
@@ -224,13 +239,14 @@ impl<K: Key> Rule<K> {
     }
 }
 
-/// Whether a coordinate stands twice in `sorted`. Counts, so that vectors do it.
-fn repeats<K: Key>(sorted: &[Nonzero<K>]) -> bool {
+/// Whether a coordinate stands twice in `sorted`, or the last one in `next` too. Counts, so that vectors do it.
+fn repeats<K: Key>(sorted: &[Nonzero<K>], next: Option<&Nonzero<K>>) -> bool {
+    let goes_on = sorted.last().zip(next).is_some_and(|(last, next)| last.linear == next.linear);
     let equal = |pair: &[Nonzero<K>]| usize::from(pair[0].linear == pair[1].linear);
     let among = |starts: &[Nonzero<K>]| starts.windows(2).map(equal).sum::<usize>() > 0;
     // Stretches share a nonzero with the next one.
     let stretch = |i: usize| &sorted[i * STRETCH_NNZ..sorted.len().min((i + 1) * STRETCH_NNZ + 1)];
-    (0..sorted.len().div_ceil(STRETCH_NNZ)).into_par_iter().any(|i| among(stretch(i)))
+    goes_on || (0..sorted.len().div_ceil(STRETCH_NNZ)).into_par_iter().any(|i| among(stretch(i)))
 }
 
 #[cfg(test)]

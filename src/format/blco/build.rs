@@ -29,11 +29,18 @@ struct TilePacker {
     reencoding: Reencoding,
 }
 
-/// An encoded tile.
+/// What a worker makes of a tile.
 #[derive(Debug, Default)]
-pub struct TileColumns {
-    record: TileRecord,
+struct MadeTile {
+    encoded: EncodedTile,
     costs: TileValues,
+}
+
+/// All that a chunk needs of a tile. It takes this over, so that nothing is copied by the thread that assembles chunks.
+#[derive(Debug, Default)]
+struct EncodedTile {
+    record: TileRecord,
+    values: Vec<f64>,
     /// Packed columns of the modes (`tiled`).
     columns: Vec<u8>,
     /// Re-encoded indices, and each new key with its start position (`raw`).
@@ -43,23 +50,25 @@ pub struct TileColumns {
 
 impl TileWorker for TilePacker {
     fn work(&self, tile: &SortedTile, made: &mut Made) {
-        let made = made.get_or_insert_with(|| Box::<TileColumns>::default());
-        let made: &mut TileColumns = made.downcast_mut().expect("made by this");
+        let made = made.get_or_insert_with(|| Box::<MadeTile>::default());
+        let MadeTile { encoded, costs } = made.downcast_mut().expect("made by this");
         let SortedTile { low, high, .. } = *tile;
-        made.record = TileRecord { columns_at: 0, value_width: 0, value_base: 0, low, high };
-        made.costs = TileValues::new(&tile.values);
-        made.columns.clear();
-        made.raw.clear();
-        made.keys.clear();
+        encoded.record = TileRecord { columns_at: 0, value_width: 0, value_base: 0, low, high };
+        encoded.values.clone_from(&tile.values);
+        *costs = TileValues::new(&tile.values);
+        encoded.columns.clear();
+        encoded.raw.clear();
+        encoded.keys.clear();
         match self.encoding {
-            IndexEncoding::Tiled => self.pack_columns(tile, made),
-            IndexEncoding::Raw => self.reencode(tile, made),
+            IndexEncoding::Tiled => self.pack_columns(tile, encoded),
+            IndexEncoding::Raw => self.reencode(tile, encoded),
         }
     }
 }
 
 impl TilePacker {
-    fn pack_columns(&self, tile: &SortedTile, made: &mut TileColumns) {
+    fn pack_columns(&self, tile: &SortedTile, made: &mut EncodedTile) {
+        made.columns.reserve_exact(column::bytes(made.record.widths(self.order)));
         for m in 0..self.order {
             let numbers: &Numbers<u32> =
                 tile.indices[m * TILE_NNZ..][..TILE_NNZ].try_into().expect("a column holds a tile");
@@ -67,7 +76,7 @@ impl TilePacker {
         }
     }
 
-    fn reencode(&self, tile: &SortedTile, made: &mut TileColumns) {
+    fn reencode(&self, tile: &SortedTile, made: &mut EncodedTile) {
         let [first, last] = tile.linear.map(|linear| self.reencoding.key(linear));
         for i in 0..tile.values.len() {
             let at: [u32; ORDER_MAX] =
@@ -89,6 +98,8 @@ pub struct BlcoBuilder {
     chunk_bytes: u64,
     nnz_max: usize,
     open: OpenChunk,
+    /// Tiles of finished chunks, for reuse.
+    spare: Vec<EncodedTile>,
 }
 
 /// Makes images of closed chunks.
@@ -97,20 +108,28 @@ struct Encoder {
     version: Version,
     shape: Shape,
     encoding: IndexEncoding,
-    /// Buffers of finished chunks, for reuse.
-    spare: Mutex<Vec<OpenChunk>>,
+    /// Tiles of finished chunks, until the builder takes them.
+    spare: Mutex<Vec<EncodedTile>>,
 }
 
 /// The data of a chunk's image.
 #[derive(Debug)]
 struct OpenChunk {
-    tiles: Vec<TileRecord>,
-    columns: Vec<u8>,
-    raw: Vec<u64>,
-    keys: Vec<(u64, u32)>,
-    values: Vec<f64>,
+    tiles: Vec<EncodedTile>,
+    sizes: Sizes,
     costs: Costs,
     ranges: ChunkRanges,
+}
+
+/// What determines the size of an image, but for the values.
+#[derive(Clone, Copy, Debug, Default)]
+struct Sizes {
+    tiles: usize,
+    nnz: usize,
+    /// Blocks (`raw`).
+    blocks: usize,
+    /// Bytes of packed columns (`tiled`).
+    columns: usize,
 }
 
 /// The most nonzeros in a chunk.
@@ -119,7 +138,7 @@ pub(crate) fn chunk_nnz_max(chunk_bytes: u64) -> usize {
     usize::try_from(tiles).map_or(usize::MAX, |t| t * TILE_NNZ)
 }
 
-/// Bytes that an open chunk of at most `chunk_bytes` takes: columns and values while it grows, then its image.
+/// Bytes that an open chunk of at most `chunk_bytes` takes: columns and values, then its image.
 pub(crate) fn open_chunk_bytes(chunk_bytes: u64) -> u64 {
     2 * chunk_bytes + 8 * chunk_nnz_max(chunk_bytes) as u64
 }
@@ -141,23 +160,13 @@ impl BlcoBuilder {
     pub fn new(version: Version, shape: &Shape, encoding: IndexEncoding, chunk_bytes: u64) -> Self {
         let encoder = Encoder { version, shape: shape.clone(), encoding, spare: Mutex::default() };
         let open = OpenChunk::new(version);
-        Self { encoder: Arc::new(encoder), chunk_bytes, nnz_max: chunk_nnz_max(chunk_bytes), open }
+        let nnz_max = chunk_nnz_max(chunk_bytes);
+        Self { encoder: Arc::new(encoder), chunk_bytes, nnz_max, open, spare: Vec::new() }
     }
 
-    /// Whether the open chunk stays within its bounds if `tile`, with `nnz` nonzeros, is added.
-    fn has_room(&self, tile: &TileColumns, nnz: usize) -> bool {
-        let open = &self.open;
-        if open.tiles.is_empty() {
-            return true;
-        }
-        let costs = open.costs.with(&tile.costs, nnz);
-        let nnz = open.values.len() + nnz;
-        let continues =
-            tile.keys.first().is_some_and(|first| open.keys.last().is_some_and(|k| k.0 == first.0));
-        let blocks = open.keys.len() + tile.keys.len() - usize::from(continues);
-        let (tiles, columns) = (open.tiles.len() + 1, open.columns.len() + tile.columns.len());
-        nnz <= self.nnz_max
-            && self.encoder.image_bytes(nnz, blocks, tiles, columns, &costs) <= self.chunk_bytes
+    /// Whether a chunk stays within its bounds.
+    fn fits(&self, sizes: Sizes, costs: &Costs) -> bool {
+        sizes.nnz <= self.nnz_max && self.encoder.image_bytes(sizes, costs) <= self.chunk_bytes
     }
 
     /// Closes the open chunk unless it is empty.
@@ -165,14 +174,21 @@ impl BlcoBuilder {
         if self.open.tiles.is_empty() {
             return None;
         }
-        let mut closed = std::mem::replace(&mut self.open, OpenChunk::new(self.encoder.version));
+        let closed = std::mem::replace(&mut self.open, OpenChunk::new(self.encoder.version));
         let encoder = Arc::clone(&self.encoder);
         Some(ClosedChunk::new(move || {
             let built = encoder.encode(&closed);
-            closed.clear(encoder.version);
-            encoder.spare().push(closed);
+            encoder.spare().extend(closed.tiles);
             built
         }))
+    }
+
+    /// Memory for a tile that comes later.
+    fn spare(&mut self) -> EncodedTile {
+        if self.spare.is_empty() {
+            std::mem::swap(&mut self.spare, &mut self.encoder.spare());
+        }
+        self.spare.pop().unwrap_or_default()
     }
 }
 
@@ -180,46 +196,43 @@ impl OpenChunk {
     fn new(version: Version) -> Self {
         Self {
             tiles: Vec::new(),
-            columns: Vec::new(),
-            raw: Vec::new(),
-            keys: Vec::new(),
-            values: Vec::new(),
+            sizes: Sizes::default(),
             costs: Costs::new(version.has_decimals()),
             ranges: ChunkRanges::default(),
         }
     }
 
-    fn clear(&mut self, version: Version) {
-        self.tiles.clear();
-        self.columns.clear();
-        self.raw.clear();
-        self.keys.clear();
-        self.values.clear();
-        self.costs = Costs::new(version.has_decimals());
-        self.ranges = ChunkRanges::default();
+    /// Sizes and costs with one more tile.
+    fn with(&self, tile: &EncodedTile, values: &TileValues) -> (Sizes, Costs) {
+        let Sizes { tiles, nnz, blocks, columns } = self.sizes;
+        let sizes = Sizes {
+            tiles: tiles + 1,
+            nnz: nnz + tile.values.len(),
+            blocks: blocks + tile.keys.len() - usize::from(self.continues_in(tile)),
+            columns: columns + tile.columns.len(),
+        };
+        (sizes, self.costs.with(values, tile.values.len()))
     }
 
-    /// Adds the next tile.
-    fn add(&mut self, sorted: &SortedTile, tile: &TileColumns) {
-        self.ranges.add(sorted);
-        let start = u32::try_from(self.values.len()).expect("a chunk has fewer than 2^32 nonzeros");
-        let continues = |key: u64| self.keys.last().is_some_and(|last| last.0 == key);
-        let skip = usize::from(tile.keys.first().is_some_and(|first| continues(first.0)));
-        self.keys.extend(tile.keys[skip..].iter().map(|&(key, at)| (key, start + at)));
-        self.costs = self.costs.with(&tile.costs, sorted.values.len());
-        self.tiles.push(tile.record);
-        self.columns.extend_from_slice(&tile.columns);
-        self.raw.extend_from_slice(&tile.raw);
-        self.values.extend_from_slice(&sorted.values);
+    /// Whether the first block of `tile`, which comes next, is the last one so far.
+    fn continues_in(&self, tile: &EncodedTile) -> bool {
+        let last = self.tiles.last().and_then(|last| last.keys.last());
+        last.zip(tile.keys.first()).is_some_and(|(last, first)| last.0 == first.0)
+    }
+
+    /// The values, in order.
+    fn values(&self) -> impl Iterator<Item = &f64> {
+        self.tiles.iter().flat_map(|tile| &tile.values)
     }
 }
 
 impl Encoder {
-    fn spare(&self) -> MutexGuard<'_, Vec<OpenChunk>> {
+    fn spare(&self) -> MutexGuard<'_, Vec<EncodedTile>> {
         self.spare.lock().expect("no thread panicked")
     }
 
-    fn image_bytes(&self, nnz: usize, blocks: usize, tiles: usize, columns: usize, costs: &Costs) -> u64 {
+    fn image_bytes(&self, sizes: Sizes, costs: &Costs) -> u64 {
+        let Sizes { tiles, nnz, blocks, columns } = sizes;
         let order = self.shape.order();
         let aligned = |bytes: u64| bytes.next_multiple_of(ALIGN as u64);
         let sections = match self.encoding {
@@ -233,12 +246,13 @@ impl Encoder {
     }
 
     fn encode(&self, chunk: &OpenChunk) -> BuiltChunk {
-        let OpenChunk { tiles, columns, keys, values, costs, .. } = chunk;
+        let OpenChunk { sizes, costs, .. } = chunk;
+        let Sizes { nnz, columns, .. } = *sizes;
         let chosen = match self.encoding {
             IndexEncoding::Raw => ChosenValues::F64,
-            IndexEncoding::Tiled => costs.choose(values, values.len(), value_cost(columns.len())),
+            IndexEncoding::Tiled => costs.choose(chunk.values(), nnz, value_cost(columns)),
         };
-        let bytes = self.image_bytes(values.len(), keys.len(), tiles.len(), columns.len(), costs);
+        let bytes = self.image_bytes(*sizes, costs);
         let sections = SECTIONS - usize::from(!chosen.encoding().has_section());
         let mut image =
             ImageWriter::with_capacity(self.version, sections, usize::try_from(bytes).unwrap_or(0));
@@ -249,8 +263,8 @@ impl Encoder {
             IndexEncoding::Raw => raw_sections(chunk, &mut image),
             IndexEncoding::Tiled => self.tiled_sections(chunk, &mut image, &chosen),
         }
-        value_section(&mut image, &chosen, |put| put(values));
-        let nnz = u32::try_from(values.len()).expect("a chunk has fewer than 2^32 nonzeros");
+        value_section(&mut image, &chosen, |put| chunk.tiles.iter().for_each(|tile| put(&tile.values)));
+        let nnz = u32::try_from(nnz).expect("a chunk has fewer than 2^32 nonzeros");
         let order = u8::try_from(self.shape.order()).expect("at most 8 modes");
         let codes = Blco(self.encoding).record().chunk_codes(self.version, chosen.encoding() as u8);
         let (header, image) = image.finish(order, nnz, codes);
@@ -260,22 +274,21 @@ impl Encoder {
     /// Writes tile records and columns. Each tile's value column follows those of its modes.
     fn tiled_sections(&self, chunk: &OpenChunk, image: &mut ImageWriter, chosen: &ChosenValues) {
         let order = self.shape.order();
-        let mut records = chunk.tiles.clone();
         let mut at = 0;
-        for (record, values) in records.iter_mut().zip(chunk.values.chunks(TILE_NNZ)) {
-            (record.value_base, record.value_width) = chosen.column_of(values);
+        let record = |tile: &EncodedTile| {
+            let mut record = tile.record;
+            (record.value_base, record.value_width) = chosen.column_of(&tile.values);
             record.columns_at = at;
             at += record.widths(order);
-        }
+            record
+        };
+        let records: Vec<TileRecord> = chunk.tiles.iter().map(record).collect();
         image.section(SectionKind::Tiles, |out| records.iter().for_each(|r| r.write(order, out)));
         image.section(SectionKind::Columns, |out| {
             out.reserve(column::bytes(at));
-            let mut done = 0;
-            for (record, values) in records.iter().zip(chunk.values.chunks(TILE_NNZ)) {
-                let bytes = column::bytes(record.widths(order) - record.value_width);
-                out.extend_from_slice(&chunk.columns[done..done + bytes]);
-                done += bytes;
-                chosen.pack(values, record.value_base, record.value_width, out);
+            for (record, tile) in records.iter().zip(&chunk.tiles) {
+                out.extend_from_slice(&tile.columns);
+                chosen.pack(&tile.values, record.value_base, record.value_width, out);
             }
         });
     }
@@ -284,13 +297,21 @@ impl Encoder {
 /// Writes blocks and re-encoded indices.
 fn raw_sections(chunk: &OpenChunk, image: &mut ImageWriter) {
     image.section(SectionKind::Blocks, |out| {
-        for (key, start) in &chunk.keys {
-            out.extend(key.to_le_bytes());
-            out.extend(start.to_le_bytes());
-            out.extend([0; 4]);
+        let (mut start, mut last) = (0u32, None);
+        for tile in &chunk.tiles {
+            for &(key, at) in &tile.keys {
+                if last != Some(key) {
+                    out.extend(key.to_le_bytes());
+                    out.extend((start + at).to_le_bytes());
+                    out.extend([0; 4]);
+                }
+                last = Some(key);
+            }
+            start += u32::try_from(tile.values.len()).expect("a chunk has fewer than 2^32 nonzeros");
         }
     });
-    image.section(SectionKind::Index, |out| out.extend(chunk.raw.iter().flat_map(|i| i.to_le_bytes())));
+    let raw = || chunk.tiles.iter().flat_map(|tile| &tile.raw);
+    image.section(SectionKind::Index, |out| out.extend(raw().flat_map(|i| i.to_le_bytes())));
 }
 
 impl ChunkBuilder for BlcoBuilder {
@@ -305,18 +326,18 @@ impl ChunkBuilder for BlcoBuilder {
         }))
     }
 
-    fn push(&mut self, tile: &SortedTile, made: &Made, sink: ChunkSink<'_>) -> Result<()> {
-        let columns: Option<&TileColumns> = made.as_ref().and_then(|made| made.downcast_ref());
-        let columns = columns.expect("made by the worker of this builder");
-        if !self.has_room(columns, tile.values.len()) {
+    fn push(&mut self, tile: &SortedTile, made: &mut Made, sink: ChunkSink<'_>) -> Result<()> {
+        let made: Option<&mut MadeTile> = made.as_mut().and_then(|made| made.downcast_mut());
+        let MadeTile { encoded, costs: values } = made.expect("made by the worker of this builder");
+        let encoded = std::mem::replace(encoded, self.spare());
+        let (mut sizes, mut costs) = self.open.with(&encoded, values);
+        if !self.open.tiles.is_empty() && !self.fits(sizes, &costs) {
             self.close().map_or(Ok(()), &mut *sink)?;
+            (sizes, costs) = self.open.with(&encoded, values);
         }
-        if self.open.tiles.is_empty()
-            && let Some(spare) = self.encoder.spare().pop()
-        {
-            self.open = spare;
-        }
-        self.open.add(tile, columns);
+        (self.open.sizes, self.open.costs) = (sizes, costs);
+        self.open.ranges.add(tile);
+        self.open.tiles.push(encoded);
         Ok(())
     }
 

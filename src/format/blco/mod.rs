@@ -4,7 +4,7 @@
 mod build;
 mod view;
 
-pub use build::{BlcoBuilder, TileColumns};
+pub use build::BlcoBuilder;
 pub use view::{BlcoDecoder, BlcoView};
 
 use super::{Checked, ChunkBuilder, ChunkFormat, Decoder, FiberCounts, FormatRecord, Layout};
@@ -77,9 +77,9 @@ impl ChunkFormat for Blco {
 
     fn made_bytes(&self, order: usize) -> usize {
         match self.0 {
-            // An index, and a key with its start position.
-            IndexEncoding::Raw => 24,
-            IndexEncoding::Tiled => 4 * order,
+            // A value, an index, and a key with its start position.
+            IndexEncoding::Raw => 32,
+            IndexEncoding::Tiled => 8 + 4 * order,
         }
     }
 

@@ -165,7 +165,7 @@ impl TreeBuilder {
 }
 
 impl ChunkBuilder for TreeBuilder {
-    fn push(&mut self, tile: &SortedTile, _: &Made, sink: ChunkSink<'_>) -> Result<()> {
+    fn push(&mut self, tile: &SortedTile, _: &mut Made, sink: ChunkSink<'_>) -> Result<()> {
         let (levels, order) = (self.levels, tile.order());
         let mut path = [0; ORDER_MAX];
         tile.values.iter().enumerate().try_for_each(|(i, &value)| {
