@@ -69,7 +69,7 @@ impl<K: Key> Combiner<K> {
         mut sorted: &[Nonzero<K>],
         mut sink: impl FnMut(&[Nonzero<K>], usize) -> Result<()> + Send,
     ) -> Result<()> {
-        // The part for `sink`, where it is as it was, and how many nonzeros it took.
+        // What `sink` gets next, in place of what `ready` holds if the part stays as it is; and how many nonzeros the part took.
         let mut ready: (Option<&[Nonzero<K>]>, usize) = (None, 0);
         while !sorted.is_empty() {
             let (part, rest) = sorted.split_at(sorted.len().min(self.part_nnz));
