@@ -55,6 +55,36 @@ pub fn as_decimal(value: f64, e: usize) -> Option<i64> {
     same.then_some(rounded as i64)
 }
 
+/// The smallest and the largest of `values` if there are some and all are integers that are decimal at every exponent.
+#[must_use]
+pub fn small_integers(values: &[f64]) -> Option<(i64, i64)> {
+    /// Values looked at together, each lane for itself, as the oldest vectors can.
+    const LANES: usize = 8;
+    let first = *values.first()?;
+    let (mut low, mut high, mut small, mut zeros) =
+        ([first; LANES], [first; LANES], [true; LANES], [0; LANES]);
+    #[expect(clippy::float_cmp, reason = "exactness is the question")]
+    let mut look = |lane: usize, v: f64| {
+        // What the addition drops is the fraction.
+        small[lane] &= (v + SHIFT) - SHIFT == v;
+        zeros[lane] |= if v == 0.0 { v.to_bits() } else { 0 };
+        low[lane] = if v < low[lane] { v } else { low[lane] };
+        high[lane] = if v > high[lane] { v } else { high[lane] };
+    };
+    let (lanes, rest) = values.as_chunks::<LANES>();
+    for values in lanes {
+        (0..LANES).for_each(|lane| look(lane, values[lane]));
+    }
+    rest.iter().enumerate().for_each(|(lane, &value)| look(lane, value));
+    let low = low.into_iter().fold(first, f64::min);
+    let high = high.into_iter().fold(first, f64::max);
+    // -0.0 is not an integer.
+    let all = small == [true; LANES] && zeros == [0; LANES];
+    let inside = -(SMALL as f64) <= low && high <= SMALL as f64;
+    #[expect(clippy::cast_possible_truncation, reason = "small integers")]
+    (all && inside).then_some((low as i64, high as i64))
+}
+
 /// A tile's values at one exponent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TileDecimals {
@@ -124,6 +154,11 @@ impl DecimalTile {
         } else {
             self.add_other(value);
         }
+    }
+
+    /// Adds the next values, which [`small_integers`] found to be from `low` to `high`.
+    pub fn add_small(&mut self, low: i64, high: i64) {
+        self.small = (self.small.0.min(low), self.small.1.max(high));
     }
 
     /// Adds the next value, which is the integer `i`.
@@ -211,6 +246,26 @@ mod tests {
             exceptions: exceptions.try_into().unwrap(),
         };
         (exceptions <= TILE_EXCEPTIONS_MAX).then_some(tile)
+    }
+
+    #[test]
+    fn small_integers_are_those_of_the_definition() {
+        let most = SMALL as f64;
+        let odd =
+            [0.5, -0.0, most + 1.0, -most - 1.0, f64::INFINITY, f64::NEG_INFINITY, f64::NAN, 1e-300, 1e300];
+        for count in [1usize, 3, 8, 9, 250, 256] {
+            let mut values: Vec<f64> = (0..count).map(|i| (i * 37 % 101) as f64 - 50.0).collect();
+            values[count / 2] = most;
+            values[0] = -most;
+            let high = if count > 1 { SMALL } else { -SMALL };
+            assert_eq!(small_integers(&values), Some((-SMALL, high)));
+            for (at, odd) in (0..count).flat_map(|at| odd.map(|odd| (at, odd))) {
+                let before = std::mem::replace(&mut values[at], odd);
+                assert_eq!(small_integers(&values), None, "{odd} at {at} of {count}");
+                values[at] = before;
+            }
+        }
+        assert_eq!(small_integers(&[]), None);
     }
 
     #[test]

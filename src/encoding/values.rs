@@ -222,6 +222,12 @@ impl Costs {
         }
     }
 
+    /// Whether the values, and any with others, can only be f64 or entries of a dictionary.
+    #[must_use]
+    pub fn are_f64(&self) -> bool {
+        self.integer.is_none() && !self.f32_exact && self.decimals.iter().all(Option::is_none)
+    }
+
     /// All encodings except the dictionary that can hold the values, with their sizes.
     fn candidates(&self) -> impl Iterator<Item = (ChosenValues, ValueBytes)> {
         let bytes = |columns, section| ValueBytes { columns, section };

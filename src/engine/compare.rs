@@ -87,7 +87,7 @@ impl Engine {
                 let build_seconds = Some(report.seconds.total);
                 Ok(InFormat { name, store: Ok(self.open(&target)?), build_seconds })
             }
-            // The memory that assigning takes is known only after fibers have been counted.
+            // Assigning may take more memory than there is.
             Err(Error::Request(what) | Error::Input { what, .. }) if scheme.assigns() => {
                 Ok(InFormat { name, store: Err(what), build_seconds: None })
             }

@@ -5,10 +5,11 @@
 use super::partitions::{PartitionRecord, all_modes, by_dims};
 use super::trees::{TreeKind, TreeOf};
 use super::{Checked, FiberCounts, Format, PartitionPlan, Scheme, Takes};
-use crate::linear::BitLayout;
+use crate::linear::{Key, Nonzero};
 use crate::shape::{ModeOrder, Shape};
-use std::collections::HashMap;
-use std::hash::{BuildHasherDefault, Hasher};
+use rayon::prelude::*;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 /// The format.
 #[derive(Clone, Copy, Debug)]
@@ -85,102 +86,135 @@ impl Assign {
     }
 }
 
-/// Mixes a fiber's key. The standard hasher resists chosen keys that collide, but takes several times as long.
-#[derive(Clone, Copy, Debug, Default)]
-struct Mixer(u64);
+/// The fibers of one mode, and in which of them each nonzero is.
+#[derive(Debug)]
+pub struct Fibers {
+    /// The fiber of each nonzero, by the nonzero's number.
+    of: Vec<AtomicU32>,
+    /// For each fiber, its nonzeros that are not assigned to another mode. Equal coordinates count once.
+    lengths: Vec<AtomicU32>,
+}
 
-impl Hasher for Mixer {
-    fn finish(&self) -> u64 {
-        self.0
+impl Fibers {
+    /// Bytes for `nnz` nonzeros, at most.
+    #[must_use]
+    pub fn host_bytes(nnz: u64) -> u64 {
+        nnz.saturating_mul(2 * size_of::<u32>() as u64)
     }
 
-    fn write(&mut self, bytes: &[u8]) {
-        for &byte in bytes {
-            self.write_u64(byte.into());
+    /// Of nonzeros that are sorted with the mode's bits of the linear index, `leaf_bits`, lowest: a fiber's are consecutive. The
+    /// value of a nonzero is its number, from 0, in the order in which nonzeros will be assigned.
+    ///
+    /// # Panics
+    /// If there are 2^32 nonzeros or more, or a number is not less than how many there are.
+    #[must_use]
+    pub fn of<K: Key>(sorted: &[Nonzero<K>], leaf_bits: u32) -> Self {
+        let key = |nonzero: &Nonzero<K>| nonzero.linear.widen().checked_shr(leaf_bits).unwrap_or(0);
+        let begins = |at: usize| at == 0 || key(&sorted[at - 1]) != key(&sorted[at]);
+        let zeros = |count: usize| (0..count).into_par_iter().map(|_| AtomicU32::new(0)).collect::<Vec<_>>();
+        // Parts number their fibers from that of the part before on.
+        let part = sorted.len().div_ceil(4 * rayon::current_num_threads()).max(1);
+        let parts: Vec<Range<usize>> =
+            (0..sorted.len()).step_by(part).map(|from| from..sorted.len().min(from + part)).collect();
+        let begin = |part: &Range<usize>| part.clone().filter(|&at| begins(at)).count();
+        let mut before: Vec<usize> = parts.par_iter().map(begin).collect();
+        let mut fibers = 0;
+        for before in &mut before {
+            fibers += std::mem::replace(before, fibers);
         }
+        let (of, lengths) = (zeros(sorted.len()), zeros(fibers));
+        parts.into_par_iter().zip(before).for_each(|(part, before)| {
+            // Of the nonzeros so far, the fibers and the length of the last in this part.
+            let (mut fibers, mut length) = (before, 0);
+            for at in part {
+                if begins(at) {
+                    fibers += 1;
+                    if length > 0 {
+                        lengths[fibers - 2].fetch_add(std::mem::take(&mut length), Relaxed);
+                    }
+                }
+                length += u32::from(at == 0 || sorted[at - 1].linear != sorted[at].linear);
+                let fiber = u32::try_from(fibers - 1).expect("fewer than 2^32 nonzeros");
+                #[expect(
+                    clippy::cast_possible_truncation,
+                    clippy::cast_sign_loss,
+                    reason = "a nonzero's number"
+                )]
+                of[sorted[at].value as usize].store(fiber, Relaxed);
+            }
+            lengths[fibers - 1].fetch_add(length, Relaxed);
+        });
+        Self { of, lengths }
     }
 
-    fn write_u64(&mut self, x: u64) {
-        let z = (self.0 ^ x).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        self.0 = (z ^ z >> 31).wrapping_mul(0x94d0_49bb_1331_11eb).rotate_left(29);
+    /// The fiber of a nonzero.
+    fn at(&self, number: usize) -> usize {
+        self.of[number].load(Relaxed) as usize
     }
 
-    #[expect(clippy::cast_possible_truncation, reason = "halves of a 128-bit number")]
-    fn write_u128(&mut self, x: u128) {
-        self.write_u64(x as u64);
-        self.write_u64((x >> 64) as u64);
+    /// Its length.
+    fn length(&self, number: usize) -> u32 {
+        self.lengths[self.at(number)].load(Relaxed)
+    }
+
+    /// Takes the nonzero out of it.
+    fn shorten(&mut self, number: usize) {
+        let fiber = self.at(number);
+        *self.lengths[fiber].get_mut() -= 1;
     }
 }
 
-/// Lengths of the fibers of one mode, keyed by the linear index without the mode's bits.
-type Lengths = HashMap<u128, u32, BuildHasherDefault<Mixer>>;
+/// Nonzeros whose fibers' lengths are loaded together.
+const TOUCHED: usize = 64;
 
-/// Assigns nonzeros to leaf modes. All nonzeros are counted first, then each is assigned, in the same order; the result
-/// depends on the order. Nonzeros with equal coordinates count once and stay together.
+/// Assigns nonzeros to leaf modes one after the other; the result depends on their order. Nonzeros with equal coordinates
+/// are consecutive, count once and stay together.
 #[derive(Debug)]
 pub struct Assigner {
     assign: Assign,
-    /// Masks of a linear index that clear the mode's bits.
-    masks: Vec<u128>,
-    fibers: Vec<Lengths>,
+    /// By mode.
+    fibers: Vec<Fibers>,
     /// The modes, sorted by the average length of their fibers, longest first.
     ranked: Vec<usize>,
+    /// The leaf mode of the last nonzero.
+    last: usize,
 }
 
 impl Assigner {
-    /// For nonzeros whose linear indices use `layout`.
+    /// For nonzeros in these fibers of each mode.
     #[must_use]
-    pub fn new(layout: &BitLayout, assign: Assign) -> Self {
-        let bits = |mode: usize| {
-            let own = layout.bit_modes().iter().zip(0u32..).filter(|(of, _)| usize::from(**of) == mode);
-            own.fold(0u128, |bits, (_, bit)| bits | 1 << bit)
-        };
-        let masks: Vec<u128> = (0..layout.order()).map(|mode| !bits(mode)).collect();
-        Self { assign, fibers: vec![Lengths::default(); masks.len()], masks, ranked: Vec::new() }
-    }
-
-    /// Counts a nonzero.
-    pub fn count(&mut self, linear: u128) {
-        for (lengths, mask) in self.fibers.iter_mut().zip(&self.masks) {
-            *lengths.entry(linear & mask).or_insert(0) += 1;
-        }
-    }
-
-    /// Bytes that the counts take.
-    #[must_use]
-    pub fn bytes(&self) -> u64 {
-        // A slot holds a key, a count and a byte; a growing table also keeps the previous one.
-        let each = |lengths: &Lengths| (lengths.capacity() as u64 * 8 / 7).next_power_of_two() * 33;
-        self.fibers.iter().map(each).sum::<u64>() * 3 / 2
-    }
-
-    /// Ends counting.
-    pub fn counted(&mut self) {
+    pub fn new(assign: Assign, fibers: Vec<Fibers>) -> Self {
         // All modes have the same nonzeros, so fewer fibers means longer ones.
-        self.ranked = (0..self.fibers.len()).collect();
-        self.ranked.sort_by_key(|&mode| (self.fibers[mode].len(), mode));
+        let mut ranked: Vec<usize> = (0..fibers.len()).collect();
+        ranked.sort_by_key(|&mode| (fibers[mode].lengths.len(), mode));
+        Self { assign, fibers, ranked, last: 0 }
     }
 
-    /// The leaf mode of the next nonzero: that of its longest fiber. On ties, the mode with the longest fibers on
-    /// average, then the lower mode.
-    pub fn choose(&mut self, linear: u128) -> usize {
-        let length =
-            |&mode: &usize| self.fibers[mode].get(&(linear & self.masks[mode])).copied().unwrap_or(0);
-        let mut chosen = self.ranked.first().copied().unwrap_or(0);
-        for mode in self.ranked.iter().skip(1) {
-            if length(mode) > length(&chosen) {
-                chosen = *mode;
-            }
+    /// The leaf modes of the nonzeros with these numbers, after those of all before them: those of their longest fibers. On
+    /// ties, the mode with the longest fibers on average, then the lower mode.
+    pub fn choose(&mut self, numbers: Range<usize>, leaves: &mut Vec<u8>) {
+        for from in numbers.clone().step_by(TOUCHED) {
+            let some = from..numbers.end.min(from + TOUCHED);
+            // Lengths are all over memory: to wait for some of them at once is several times as fast.
+            let touch = |number: usize| self.fibers.iter().map(move |fibers| fibers.length(number));
+            std::hint::black_box(some.clone().flat_map(touch).fold(0, u32::wrapping_add));
+            leaves.extend(some.map(|number| u8::try_from(self.next(number)).expect("at most 8 modes")));
         }
+    }
+
+    /// The leaf mode of the next nonzero, which has this number.
+    fn next(&mut self, number: usize) -> usize {
+        let same = |fibers: &Fibers| fibers.at(number) == fibers.at(number - 1);
+        if number > 0 && self.fibers.iter().all(same) {
+            return self.last;
+        }
+        let lengths = self.ranked.iter().map(|&mode| (mode, self.fibers[mode].length(number)));
+        let longer = |one: (usize, u32), other: (usize, u32)| if other.1 > one.1 { other } else { one };
+        self.last = lengths.reduce(longer).map_or(0, |(mode, _)| mode);
         if self.assign == Assign::Dynamic {
-            for (mode, (lengths, mask)) in self.fibers.iter_mut().zip(&self.masks).enumerate() {
-                if mode != chosen
-                    && let Some(left) = lengths.get_mut(&(linear & mask))
-                {
-                    *left = left.saturating_sub(1);
-                }
-            }
+            let others = self.fibers.iter_mut().enumerate().filter(|(mode, _)| *mode != self.last);
+            others.for_each(|(_, fibers)| fibers.shorten(number));
         }
-        chosen
+        self.last
     }
 }

@@ -139,11 +139,16 @@ impl Budget {
         Self { room: self.room.saturating_sub(bytes), ..*self }
     }
 
-    /// Bytes that counting fibers may take: all but what reading takes.
+    /// Bytes that assigning nonzeros by their fibers may take: all but what reading takes.
     pub fn assigning(&self) -> u64 {
         /// Less than half of the room beside any memory that is allowed: for tests, which are allowed less.
         const LEAST: u64 = 16 << 20;
         self.room.saturating_sub(self.reader).max(LEAST)
+    }
+
+    /// By how many bytes there is too little room for assigning nonzeros that takes `bytes`.
+    pub fn lacks(&self, bytes: u64) -> u64 {
+        bytes.saturating_add(self.reader).saturating_sub(self.room)
     }
 
     /// Bytes of batches that may be kept while reading.

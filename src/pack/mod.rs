@@ -296,7 +296,9 @@ impl PackJob<'_> {
         let (mut totals, mut partitions) = (Totals::default(), Vec::new());
         let mut duplicates = [0; 2];
         if self.scheme.assigns() {
-            orders.assign(self.options.format.assign())?;
+            let by_leaf: Vec<BitLayout> =
+                self.scheme.partitions.iter().map(|plan| plan.format.bit_layout(self.shape)).collect();
+            orders.assign(self.options.format.assign(), &by_leaf, total)?;
         }
         for (number, plan) in self.scheme.partitions.iter().enumerate() {
             let layout = plan.format.bit_layout(self.shape);

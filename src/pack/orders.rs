@@ -9,7 +9,7 @@ use super::scratch::{ScratchDir, SpillReport};
 use super::sort::sort;
 use crate::coo::{Batch, Extent};
 use crate::error::{Error, Result};
-use crate::format::mmcsf::{Assign, Assigner};
+use crate::format::mmcsf::{Assign, Assigner, Fibers};
 use crate::linear::{BitLayout, Key, Linearizer, Nonzero};
 use crate::sys::Sys;
 use bytesize::ByteSize;
@@ -86,42 +86,48 @@ impl<K: Key> Orders<K> {
         Ok(self.again.as_ref().map_or(&self.sorted, |(_, sorted)| sorted))
     }
 
-    /// Assigns every nonzero to a leaf mode, in the order in which they are sorted now.
-    pub fn assign(&mut self, assign: Assign) -> Result<()> {
-        let mut assigner = Assigner::new(&self.layout, assign);
-        let (mut last, mut nnz) = (None, 0u64);
+    /// Assigns every nonzero, of `total`, to a leaf mode, in the order in which they are sorted now. `by_leaf` holds for each mode
+    /// a layout in which its bits are lowest.
+    pub fn assign(&mut self, assign: Assign, by_leaf: &[BitLayout], total: u64) -> Result<()> {
         let (reading, counting) = self.halves();
-        let bound = counting.assigning();
-        self.sorted.for_each_slice_within(reading, |slice| {
-            slice.chunks(BATCH_NNZ).try_for_each(|slice| {
-                self.sys.check_cancelled()?;
-                nnz += slice.len() as u64;
-                for nonzero in slice.iter().map(|nonzero| nonzero.linear.widen()) {
-                    if last.replace(nonzero) != Some(nonzero) {
-                        assigner.count(nonzero);
-                    }
-                }
-                // A byte is kept of each.
-                let taken = assigner.bytes().saturating_add(nnz);
-                if taken <= bound { Ok(()) } else { Err(too_many_fibers(taken, bound)) }
-            })
-        })?;
-        assigner.counted();
-        let (mut leaves, mut last) = (Vec::new(), None);
-        let nnz = usize::try_from(nnz).unwrap_or(usize::MAX);
-        self.sys.reserve(&mut leaves, nnz, nnz)?;
+        let takes = assigning_bytes::<K>(by_leaf.len(), total);
+        if total > u32::MAX.into() {
+            return Err(Error::request(format!("format mmcsf takes at most {} nonzeros", u32::MAX)));
+        }
+        if takes > counting.assigning() {
+            // What is spilled leaves half of the memory.
+            let shares = if matches!(self.sorted, SortedRuns::InMemory(_)) { 1 } else { 2 };
+            return Err(too_much_to_assign(takes, counting.lacks(takes).saturating_mul(shares)));
+        }
+        let nnz = usize::try_from(total).unwrap_or(usize::MAX);
+        // The value of each is its number.
+        let mut numbered: Vec<Nonzero<K>> = Vec::new();
+        self.sys.reserve(&mut numbered, nnz, nnz)?;
         self.sorted.for_each_slice_within(reading, |slice| {
             self.sys.check_cancelled()?;
-            for nonzero in slice.iter().map(|nonzero| nonzero.linear.widen()) {
-                let leaf = match (last, leaves.last()) {
-                    (Some(last), Some(&leaf)) if last == nonzero => leaf,
-                    _ => u8::try_from(assigner.choose(nonzero)).unwrap_or(0),
-                };
-                last = Some(nonzero);
-                leaves.push(leaf);
-            }
+            let from = numbered.len();
+            let number =
+                |(at, nonzero): (usize, &Nonzero<K>)| Nonzero { value: (from + at) as f64, ..*nonzero };
+            numbered.par_extend(slice.par_iter().enumerate().map(number));
             Ok(())
         })?;
+        let mut layout = &self.layout;
+        let mut fibers = Vec::with_capacity(by_leaf.len());
+        for (mode, by_leaf) in by_leaf.iter().enumerate() {
+            self.sys.check_cancelled()?;
+            rekey(&mut numbered, layout, by_leaf);
+            layout = by_leaf;
+            let leaf_bits = by_leaf.bit_modes().iter().filter(|of| usize::from(**of) == mode).count();
+            fibers.push(Fibers::of(&numbered, u32::try_from(leaf_bits).unwrap_or(u32::MAX)));
+        }
+        drop(numbered);
+        let mut assigner = Assigner::new(assign, fibers);
+        let mut leaves = Vec::new();
+        self.sys.reserve(&mut leaves, nnz, nnz)?;
+        for from in (0..nnz).step_by(BATCH_NNZ) {
+            self.sys.check_cancelled()?;
+            assigner.choose(from..nnz.min(from + BATCH_NNZ), &mut leaves);
+        }
         self.leaves = leaves;
         Ok(())
     }
@@ -188,11 +194,17 @@ impl<K: Key> Orders<K> {
     }
 }
 
-/// The error where counting fibers takes more memory than there is.
-fn too_many_fibers(taken: u64, bound: u64) -> Error {
-    let (taken, bound) = (ByteSize(taken), ByteSize(bound));
-    let what = format!("takes more than {taken}, and {bound} of `memory` can be had for it");
-    Error::request(format!("assigning nonzeros by the lengths of their fibers {what}; give twice as much"))
+/// Bytes that assigning `nnz` nonzeros of `order` modes takes.
+fn assigning_bytes<K>(order: usize, nnz: u64) -> u64 {
+    let each = size_of::<Nonzero<K>>() as u64 + 1;
+    (order as u64).saturating_mul(Fibers::host_bytes(nnz)).saturating_add(nnz.saturating_mul(each))
+}
+
+/// The error where assigning nonzeros takes so much that `memory` would have to be larger by `more`.
+fn too_much_to_assign(takes: u64, more: u64) -> Error {
+    let (takes, more) = (ByteSize(takes), ByteSize::mib((more >> 20) + 1));
+    let what = format!("takes {takes} of `memory`; give {more} more");
+    Error::request(format!("assigning nonzeros by the lengths of their fibers {what}"))
 }
 
 fn gather<K: Key>(linearizer: &Linearizer<K>, order: usize, nonzeros: &[Nonzero<K>]) -> Batch {

@@ -232,17 +232,35 @@ fn a_full_disk_and_an_interrupt_leave_nothing() {
     assert!(tree(dir.path()) == before);
 }
 
-/// The memory for assigning nonzeros to trees is known only after counting fibers. If it is too much, that is reported and the rest goes on.
+/// If assigning nonzeros to trees takes too much memory, that is reported and the rest goes on.
 #[test]
 fn a_format_that_memory_does_not_allow_is_noted() {
     let dir = tempfile::tempdir().unwrap();
-    program("blco-gen", dir.path(), &["--dims", "600,600,600", "--nnz", "100000", "m.blco"]);
+    program("blco-gen", dir.path(), &["--dims", "600,600,600", "--nnz", "900000", "m.blco"]);
     let report = program("blco-info", dir.path(), &["m.blco", "--compare", "--memory", "40MiB"]);
     let of = format(&report, "mmcsf");
     let problem = of["problem"].as_str().unwrap();
-    assert!(
-        problem.contains("lengths of their fibers takes more than") && problem.contains("--memory"),
-        "{problem}"
-    );
+    assert!(problem.contains("lengths of their fibers takes 35.1 MiB of --memory"), "{problem}");
     assert!(of["bytes"].is_null() && format(&report, "csf")["bytes"].is_u64());
+}
+
+/// The memory that is said to lack is enough, and where memory holds the nonzeros not a little less is.
+#[test]
+fn what_assigning_lacks_is_the_least_that_would_do() {
+    let dir = tempfile::tempdir().unwrap();
+    let lacks = |store: &str, mib: u64| -> Option<u64> {
+        let words = ["-o", "x.blco", "--force", "--format", "mmcsf", "--chunk-bytes", "64KiB"];
+        let mut pack = command("blco-pack", dir.path(), &words);
+        let output = pack.args([store, "--threads", "2", "--memory", &format!("{mib}MiB")]).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        let more = said.strip_suffix(".0 MiB more\n").and_then(|said| said.rsplit_once("; give "));
+        assert!(output.status.success() || more.is_some(), "{mib} MiB: {said}");
+        more.map(|(_, more)| more.parse().unwrap())
+    };
+    for (store, nnz, is_least) in [("held.blco", "1500k", true), ("spilled.blco", "3M", false)] {
+        program("blco-gen", dir.path(), &["--dims", "600,600,6000", "--nnz", nnz, store]);
+        let more = lacks(store, 64).unwrap();
+        assert_eq!(lacks(store, 64 + more), None, "{store}");
+        assert!(!is_least || lacks(store, 64 + more - 2).is_some(), "{store}");
+    }
 }

@@ -9,13 +9,13 @@ use blco::internals::backend::host::HostBackend;
 use blco::internals::error::{Error, Result};
 use blco::internals::format::Trees;
 use blco::internals::format::fcoo::{FcooFor, flags};
-use blco::internals::format::mmcsf::{Assign, Assigner};
-use blco::internals::linear::{BitLayout, Linearizer};
+use blco::internals::format::mmcsf::{Assign, Assigner, Fibers};
+use blco::internals::linear::{BitLayout, Linearizer, Nonzero};
 use blco::internals::op::fibers::{CountFibers, PartitionFibers};
 use blco::internals::op::salvage::Salvage;
 use blco::internals::op::verify;
 use blco::internals::pack::{Duplicates, FormatOption, PackOptions};
-use blco::internals::shape::Shape;
+use blco::internals::shape::{ModeOrder, Shape};
 use blco::internals::store::{Formats, Store};
 use blco::internals::stream::{Executor, Limits, plan};
 use blco::internals::sys::Sys;
@@ -251,8 +251,7 @@ fn the_figure_of_hb_csf() {
 fn the_figure_of_mm_csf() {
     let nonzeros: [[u32; 3]; 8] =
         [[5, 1, 1], [5, 1, 2], [5, 1, 3], [4, 1, 2], [4, 1, 1], [4, 1, 5], [0, 1, 2], [0, 1, 4]];
-    let layout = BitLayout::new(&Shape::new(&[6, 2, 6]).unwrap());
-    let linearizer = Linearizer::<u128>::new(&layout);
+    let shape = Shape::new(&[6, 2, 6]).unwrap();
     // Partition 0 has fibers <i, j>, whose leaves are along k; partition 1 has fibers <j, k>, along i.
     let partition = |leaf: usize| match leaf {
         2 => 0,
@@ -262,12 +261,20 @@ fn the_figure_of_mm_csf() {
     for (assign, wanted, fibers) in
         [(Assign::Static, [0, 0, 0, 0, 0, 0, 1, 0], 4), (Assign::Dynamic, [0; 8], 3)]
     {
-        let mut assigner = Assigner::new(&layout, assign);
-        for at in &nonzeros {
-            assigner.count(linearizer.scatter(at));
-        }
-        assigner.counted();
-        let leaves: Vec<usize> = nonzeros.iter().map(|at| assigner.choose(linearizer.scatter(at))).collect();
+        let fibers_along = |leaf: usize| {
+            let levels = ModeOrder::new(&[(leaf + 1) % 3, (leaf + 2) % 3, leaf]).unwrap();
+            let linearizer = Linearizer::<u128>::new(&BitLayout::concatenated(&shape, &levels));
+            let number =
+                |(i, at): (u32, &[u32; 3])| Nonzero { linear: linearizer.scatter(at), value: i.into() };
+            let mut sorted: Vec<Nonzero<u128>> = (0..).zip(&nonzeros).map(number).collect();
+            sorted.sort_by_key(|nonzero| nonzero.linear);
+            Fibers::of(&sorted, shape.bits(leaf))
+        };
+        let mut assigner = Assigner::new(assign, (0..3).map(fibers_along).collect());
+        let mut leaves = Vec::new();
+        assigner.choose(0..3, &mut leaves);
+        assigner.choose(3..8, &mut leaves);
+        let leaves: Vec<usize> = leaves.into_iter().map(usize::from).collect();
         assert_eq!(leaves.iter().map(|&leaf| partition(leaf)).collect::<Vec<_>>(), wanted, "{assign:?}");
         let fiber = |(at, &leaf): (&[u32; 3], &usize)| {
             (leaf, std::array::from_fn(|m| if m == leaf { 0 } else { at[m] }))

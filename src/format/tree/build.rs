@@ -8,6 +8,7 @@ use crate::error::Result;
 use crate::format::{ChunkBuilder, ChunkSink, ClosedChunk, Made, SortedTile};
 use crate::shape::{ModeOrder, ORDER_MAX, Shape};
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// The most nodes in a chunk, leaves included.
@@ -114,8 +115,8 @@ impl TreeBuilder {
     }
 
     fn push_path(&mut self, path: &[u32], value: f64, sink: ChunkSink<'_>) -> Result<()> {
-        let first = self.tree.push(path, value);
-        let surprise = self.meter.pushed(&self.tree, first);
+        self.tree.push(path, value);
+        let surprise = self.meter.pushed(&self.tree);
         if self.room > 0 && !surprise {
             self.room -= 1;
             return Ok(());
@@ -166,14 +167,30 @@ impl TreeBuilder {
 
 impl ChunkBuilder for TreeBuilder {
     fn push(&mut self, tile: &SortedTile, _: &mut Made, sink: ChunkSink<'_>) -> Result<()> {
-        let (levels, order) = (self.levels, tile.order());
-        let mut path = [0; ORDER_MAX];
-        tile.values.iter().enumerate().try_for_each(|(i, &value)| {
-            for (index, &mode) in path.iter_mut().zip(levels.modes()) {
-                *index = tile.column(mode.into())[i];
+        let (levels, order, nnz) = (self.levels, tile.order(), tile.values.len());
+        let columns = |at: Range<usize>| {
+            let mut columns = [&[][..]; ORDER_MAX];
+            let modes = columns.iter_mut().zip(levels.modes());
+            modes.for_each(|(column, &mode)| *column = &tile.column(mode.into())[at.clone()]);
+            columns
+        };
+        let mut at = 0;
+        while at < nnz {
+            // As many as fit whatever they are; otherwise nonzero by nonzero.
+            let some = at..nnz.min(at + self.room.max(1));
+            let (columns, values) = (columns(some.clone()), &tile.values[some.clone()]);
+            at = some.end;
+            if self.room > 0 && self.meter.extend(&mut self.tree, &columns[..order], values) {
+                self.room -= some.len();
+                continue;
             }
-            self.push_path(&path[..order], value, sink)
-        })
+            let mut path = [0; ORDER_MAX];
+            values.iter().enumerate().try_for_each(|(i, &value)| {
+                path.iter_mut().zip(&columns[..order]).for_each(|(index, column)| *index = column[i]);
+                self.push_path(&path[..order], value, sink)
+            })?;
+        }
+        Ok(())
     }
 
     fn finish(&mut self, sink: ChunkSink<'_>) -> Result<()> {
@@ -185,5 +202,87 @@ impl ChunkBuilder for TreeBuilder {
             return Ok(());
         }
         sink(self.closed(closed))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::encoding::TILE_NNZ;
+    use crate::random::Counter;
+
+    type Path = ([u32; ORDER_MAX], f64);
+
+    /// Sorted nonzeros with fibers of some lengths. Values change their kind from one stretch to the next.
+    fn paths(order: usize, seed: u64) -> Vec<Path> {
+        let random = Counter::new(seed, order as u64);
+        let mut at = [0; ORDER_MAX];
+        let next = |i: u32| {
+            let bits = random.bits(i.into());
+            // Mostly the leaves' level moves on.
+            let small = |from: u32, below: u64| u32::try_from((bits >> from) % below).unwrap();
+            let level = (order - 1).saturating_sub(bits.trailing_ones() as usize / 2);
+            at[level] += 1 + small(40, 7);
+            at[level + 1..order].fill(small(50, 3));
+            let count = f64::from(small(20, 256));
+            let value = match i / 1500 % 8 {
+                0 | 2 => count,
+                1 => count / 4.0,
+                3 => -count * 1e9,
+                4 => 1.0 / (1.0 + count),
+                5 => -0.0,
+                6 => count / 100.0,
+                _ => f64::from(1.0 / (1.0 + f32::from(u8::try_from(small(20, 256)).unwrap()))),
+            };
+            (at, value)
+        };
+        (0..15_000).map(next).collect()
+    }
+
+    fn builder(shape: &Shape, levels: &ModeOrder, leaf: LeafRule, bytes: u64) -> TreeBuilder {
+        TreeBuilder::new(Version::Two, shape, levels, leaf, 3, bytes)
+    }
+
+    /// Nonzeros go into the same chunks a tile at a time as one at a time.
+    #[test]
+    fn tiles_are_cut_where_single_nonzeros_are() {
+        for (order, bytes) in
+            [(2, 6_000), (2, 25_000), (3, 20_000), (3, 50_000), (4, 60_000), (5, 75_000), (8, 100_000)]
+        {
+            for (seed, leaf) in
+                [(0, LeafRule::Csr), (1, LeafRule::Auto), (2, LeafRule::Csr), (3, LeafRule::Ell)]
+            {
+                let paths = paths(order, seed);
+                let shape = Shape::new(&vec![1 << 16; order]).unwrap();
+                // Levels are not in the order of modes.
+                let modes: Vec<usize> = (0..order).map(|l| (l + 1) % order).collect();
+                let levels = ModeOrder::new(&modes).unwrap();
+                let (mut one_by_one, mut tiles): (Vec<Vec<u8>>, Vec<Vec<u8>>) = Default::default();
+                let mut own = builder(&shape, &levels, leaf, bytes);
+                let mut sink = |chunk: ClosedChunk| {
+                    one_by_one.push(chunk.build().image);
+                    Ok(())
+                };
+                paths.iter().try_for_each(|(path, v)| own.push_path(&path[..order], *v, &mut sink)).unwrap();
+                own.finish(&mut sink).unwrap();
+                let mut own = builder(&shape, &levels, leaf, bytes);
+                let mut sink = |chunk: ClosedChunk| {
+                    tiles.push(chunk.build().image);
+                    Ok(())
+                };
+                for paths in paths.chunks(TILE_NNZ) {
+                    let mut tile = SortedTile { indices: vec![0; order * TILE_NNZ], ..SortedTile::default() };
+                    for (i, (path, value)) in paths.iter().enumerate() {
+                        let columns = modes.iter().zip(path);
+                        columns.for_each(|(mode, index)| tile.indices[mode * TILE_NNZ + i] = *index);
+                        tile.values.push(*value);
+                    }
+                    own.push(&tile, &mut Made::default(), &mut sink).unwrap();
+                }
+                own.finish(&mut sink).unwrap();
+                let what = format!("order {order}, {bytes} bytes, seed {seed}");
+                assert!(tiles.len() > 1 && tiles == one_by_one, "{what}");
+            }
+        }
     }
 }

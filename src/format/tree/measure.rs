@@ -3,7 +3,7 @@
 use super::Tree;
 use super::record::{HEAD_BYTES, RECORD_BYTES};
 use crate::chunk::{ALIGN, Version};
-use crate::encoding::decimal::DecimalTile;
+use crate::encoding::decimal::{self, DecimalTile};
 use crate::encoding::values::{Costs, TileValues, as_integer};
 use crate::encoding::{TILE_NNZ, column, width};
 
@@ -49,17 +49,30 @@ impl LevelMeter {
         u64::from(width((self.high - self.low).into()) + width(furthest))
     }
 
-    fn add(&mut self, index: u32, start: u32) {
-        if self.in_tile() == 0 {
-            self.widths += if self.nodes == 0 { 0 } else { self.tile_widths() };
-            (self.low, self.high) = (index, index);
-            (self.base, self.last, self.stride) = (start, start, 0);
-        } else {
-            let distance = start - self.last;
-            self.stride = if self.in_tile() == 1 { distance } else { self.stride.min(distance) };
-            (self.low, self.high, self.last) = (self.low.min(index), self.high.max(index), start);
+    /// Adds nodes with these indices and starts; leaves have no starts.
+    fn extend(&mut self, mut indices: &[u32], mut starts: &[u32]) {
+        while let Some(&index) = indices.first() {
+            if self.in_tile() == 0 {
+                self.widths += if self.nodes == 0 { 0 } else { self.tile_widths() };
+                (self.low, self.high) = (index, index);
+                let start = starts.first().copied();
+                (self.base, self.last) = (start.unwrap_or(0), start.unwrap_or(0));
+                self.stride = if start.is_some() { u32::MAX } else { 0 };
+            }
+            let room = usize::try_from(TILE_NNZ as u64 - self.in_tile()).unwrap_or(TILE_NNZ);
+            let (some, rest) = indices.split_at(indices.len().min(room));
+            let range = |(low, high): (u32, u32), &index: &u32| (low.min(index), high.max(index));
+            (self.low, self.high) = some.iter().fold((self.low, self.high), range);
+            if let Some((&first, &last)) = starts.first().zip(starts.get(some.len() - 1)) {
+                // The first of a tile has no distance.
+                let to_first = if self.in_tile() == 0 { u32::MAX } else { first - self.last };
+                let distances = starts[..some.len()].windows(2).map(|pair| pair[1] - pair[0]);
+                self.stride = distances.fold(self.stride.min(to_first), u32::min);
+                (self.last, starts) = (last, &starts[some.len()..]);
+            }
+            self.nodes += some.len() as u64;
+            indices = rest;
         }
-        self.nodes += 1;
     }
 
     fn tiles(&self) -> u64 {
@@ -108,16 +121,35 @@ impl ValueMeter {
         (self.fraction, self.double, exponents)
     }
 
+    /// Adds values. Equal to adding them one by one.
+    fn extend(&mut self, mut values: &[f64]) {
+        while !values.is_empty() {
+            if self.nnz == TILE_NNZ {
+                self.closed = self.costs();
+                self.exponents = self.closed.exponents();
+                self.nnz = 0;
+            }
+            if self.nnz == 0 {
+                self.decimals = DecimalTile::default();
+                (self.low, self.high, self.integer, self.f32_exact) = (i64::MAX, i64::MIN, true, true);
+            }
+            let (some, rest) = values.split_at(values.len().min(TILE_NNZ - self.nnz));
+            if self.closed.are_f64() {
+                // Nothing but their number matters any more.
+            } else if let Some((low, high)) = decimal::small_integers(some) {
+                (self.low, self.high) = (self.low.min(low), self.high.max(high));
+                self.decimals.add_small(low, high);
+            } else {
+                for &value in some {
+                    self.add(value);
+                }
+            }
+            self.nnz += some.len();
+            values = rest;
+        }
+    }
+
     fn add(&mut self, value: f64) {
-        if self.nnz == TILE_NNZ {
-            self.closed = self.costs();
-            self.exponents = self.closed.exponents();
-            self.nnz = 0;
-        }
-        if self.nnz == 0 {
-            self.decimals = DecimalTile::default();
-            (self.low, self.high, self.integer, self.f32_exact) = (i64::MAX, i64::MIN, true, true);
-        }
         if let Some(i) = as_integer(value) {
             (self.low, self.high) = (self.low.min(i), self.high.max(i));
             self.decimals.add_integer(i, value);
@@ -129,7 +161,6 @@ impl ValueMeter {
         let single = f64::from(value as f32);
         self.f32_exact &= single.to_bits() == value.to_bits();
         self.double |= !self.f32_exact;
-        self.nnz += 1;
     }
 
     fn costs(&self) -> Costs {
@@ -161,30 +192,41 @@ impl Meter {
     #[must_use]
     pub fn of(version: Version, tree: &Tree) -> Self {
         let mut meter = Self::new(version, tree.order());
-        for (meter, level) in meter.levels.iter_mut().zip(&tree.levels) {
-            level.indices.iter().zip(&level.starts).for_each(|(&index, &start)| meter.add(index, start));
-        }
-        let leaves = &mut meter.levels[tree.levels.len()];
-        tree.leaves.iter().for_each(|&index| leaves.add(index, 0));
-        tree.values.iter().for_each(|&value| meter.values.add(value));
+        meter.values.extend(&tree.values);
+        meter.follow(tree);
         meter
     }
 
-    /// Accounts for what [`Tree::push`], which returned `first`, has added to `tree`. Returns true if earlier values
-    /// may now take more room.
-    pub fn pushed(&mut self, tree: &Tree, first: usize) -> bool {
+    /// Accounts for what [`Tree::push`] has added to `tree`. Returns true if earlier values may now take more room.
+    pub fn pushed(&mut self, tree: &Tree) -> bool {
         let kind = self.values.kind();
-        let inner = tree.levels.len();
-        for (meter, level) in self.levels[first..inner].iter_mut().zip(&tree.levels[first..]) {
-            if let (Some(&index), Some(&start)) = (level.indices.last(), level.starts.last()) {
-                meter.add(index, start);
-            }
-        }
-        if let (Some(&index), Some(&value)) = (tree.leaves.last(), tree.values.last()) {
-            self.levels[inner].add(index, 0);
-            self.values.add(value);
-        }
+        self.values.extend(&tree.values[tree.nnz() - 1..]);
+        self.follow(tree);
         kind != self.values.kind()
+    }
+
+    /// Accounts for what [`Tree::extend`] will have added to `tree`, which ends with `values`, unless earlier values may then
+    /// take more room; returns false in that case and leaves both as they are.
+    pub fn extend(&mut self, tree: &mut Tree, columns: &[&[u32]], values: &[f64]) -> bool {
+        let mut after = self.values.clone();
+        after.extend(values);
+        if after.kind() != self.values.kind() {
+            return false;
+        }
+        self.values = after;
+        tree.extend(columns, values);
+        self.follow(tree);
+        true
+    }
+
+    /// Accounts for the nodes that `tree` has more.
+    fn follow(&mut self, tree: &Tree) {
+        let inner = tree.levels.iter().map(|level| (&level.indices[..], &level.starts[..]));
+        let levels = inner.chain([(&tree.leaves[..], &[][..])]);
+        for (meter, (indices, starts)) in self.levels.iter_mut().zip(levels) {
+            let known = usize::try_from(meter.nodes).unwrap_or(usize::MAX);
+            meter.extend(&indices[known..], starts.get(known..).unwrap_or_default());
+        }
     }
 
     /// Bytes of the image, not counting a dictionary of values.

@@ -26,6 +26,7 @@ pub(crate) use tiles::{FiberTile, walk};
 pub(crate) use view::told_by;
 pub use view::{Leaves, Nodes, TreeDecoder, TreeView};
 
+use crate::encoding::TILE_NNZ;
 use crate::shape::ORDER_MAX;
 
 /// The index of padding among leaves. No dim is large enough for it to be a real index.
@@ -85,11 +86,11 @@ impl Tree {
         self.levels.get(level).map_or(self.leaves.len(), |level| level.indices.len())
     }
 
-    /// Adds the next nonzero; `at` holds its coordinates from the first level's to the leaves'. Returns the first
-    /// level that got a new node; all levels below got one too.
+    /// Adds the next nonzero; `at` holds its coordinates from the first level's to the leaves'.
     ///
-    /// # Panics With 2^32 nonzeros. Builders of chunks stay below that.
-    pub fn push(&mut self, at: &[u32], value: f64) -> usize {
+    /// # Panics
+    /// With 2^32 nonzeros. Builders of chunks stay below that.
+    pub fn push(&mut self, at: &[u32], value: f64) {
         let inner = self.levels.len();
         let same = at[..inner].iter().zip(&self.last).take_while(|(a, b)| a == b).count();
         let first = if self.leaves.is_empty() { 0 } else { same };
@@ -102,7 +103,49 @@ impl Tree {
         self.leaves.push(at[inner]);
         self.values.push(value);
         self.last[..at.len()].copy_from_slice(at);
-        first
+    }
+
+    /// Adds nonzeros, as [`Tree::push`] would one by one: at most [`TILE_NNZ`]. `columns` holds their indices, from the first
+    /// level's to the leaves'.
+    ///
+    /// # Panics
+    /// With 2^32 nonzeros, and if columns differ in length.
+    pub fn extend(&mut self, columns: &[&[u32]], values: &[f64]) {
+        let (inner, nnz) = (self.levels.len(), values.len());
+        let Some(end) = nnz.checked_sub(1) else { return };
+        // Whether nonzero i has a new node of the level, 0 or 1; and of the one above.
+        let mut new = [[0u8; TILE_NNZ]; ORDER_MAX];
+        let mut above = [0; TILE_NNZ];
+        above[0] = u8::from(self.leaves.is_empty());
+        for ((new, column), last) in new.iter_mut().zip(&columns[..inner]).zip(self.last) {
+            let (column, new, above) = (&column[..nnz], &mut new[..nnz], &mut above[..nnz]);
+            above[0] |= u8::from(column[0] != last);
+            for ((above, &index), &before) in above[1..].iter_mut().zip(&column[1..]).zip(column) {
+                *above |= u8::from(index != before);
+            }
+            new.copy_from_slice(above);
+        }
+        new[inner] = [1; TILE_NNZ];
+        for (l, column) in columns[..inner].iter().enumerate() {
+            let fits = |nodes: usize| u32::try_from(nodes).expect("a chunk has fewer than 2^32 nodes");
+            fits(self.level_nodes(l + 1) + nnz);
+            let mut child = fits(self.level_nodes(l + 1));
+            let (mut indices, mut starts) = ([0; TILE_NNZ], [0; TILE_NNZ]);
+            let mut nodes = 0;
+            // Without branches: what is not a new node is overwritten by the next.
+            for ((&index, &is_new), &children) in column.iter().zip(&new[l][..nnz]).zip(&new[l + 1]) {
+                (indices[nodes], starts[nodes]) = (index, child);
+                nodes += usize::from(is_new);
+                child += u32::from(children);
+            }
+            self.levels[l].indices.extend_from_slice(&indices[..nodes]);
+            self.levels[l].starts.extend_from_slice(&starts[..nodes]);
+        }
+        self.leaves.extend_from_slice(columns[inner]);
+        self.values.extend_from_slice(values);
+        for (last, column) in self.last.iter_mut().zip(columns) {
+            *last = column[end];
+        }
     }
 
     /// Passes every nonzero to `take`, in order, as [`Tree::push`] took it.
