@@ -58,7 +58,7 @@ pub fn as_decimal(value: f64, e: usize) -> Option<i64> {
 /// The smallest and the largest of `values` if there are some and all are integers that are decimal at every exponent.
 #[must_use]
 pub fn small_integers(values: &[f64]) -> Option<(i64, i64)> {
-    /// Values looked at together, each lane for itself, as the oldest vectors can.
+    /// Values looked at together, each lane for itself, so that the compiler uses vectors.
     const LANES: usize = 8;
     let first = *values.first()?;
     let (mut low, mut high, mut small, mut zeros) =

@@ -91,7 +91,7 @@ impl Assign {
 pub struct Fibers {
     /// The fiber of each nonzero, by the nonzero's number.
     of: Vec<AtomicU32>,
-    /// For each fiber, its nonzeros that are not assigned to another mode. Equal coordinates count once.
+    /// For each fiber, its nonzeros; for dynamic lengths, those that are not assigned to another mode. Equal coordinates count once.
     lengths: Vec<AtomicU32>,
 }
 
@@ -109,6 +109,7 @@ impl Fibers {
     /// If there are 2^32 nonzeros or more, or a number is not less than how many there are.
     #[must_use]
     pub fn of<K: Key>(sorted: &[Nonzero<K>], leaf_bits: u32) -> Self {
+        assert!(u32::try_from(sorted.len()).is_ok(), "fewer than 2^32 nonzeros");
         let key = |nonzero: &Nonzero<K>| nonzero.linear.widen().checked_shr(leaf_bits).unwrap_or(0);
         let begins = |at: usize| at == 0 || key(&sorted[at - 1]) != key(&sorted[at]);
         let zeros = |count: usize| (0..count).into_par_iter().map(|_| AtomicU32::new(0)).collect::<Vec<_>>();

@@ -53,6 +53,8 @@ pub struct Budget {
     room: u64,
     /// What the source takes.
     reader: u64,
+    /// What the source would take, at most, if there were more memory.
+    reader_most: u64,
     /// What cutter, open chunk, codec and chunks that wait take.
     writer: u64,
     /// Chunks that are built and written at once.
@@ -99,7 +101,7 @@ pub fn scan_bytes(memory: u64) -> u64 {
 impl Budget {
     /// Of `room` bytes for everything that grows with it; the source takes `reader`, and writing `writer`, of them.
     pub fn new(room: u64, reader: u64, writer: u64) -> Self {
-        Self { room, reader, writer, chunks_at_once: 1, group_nnz: PENDING_NNZ }
+        Self { room, reader, reader_most: reader, writer, chunks_at_once: 1, group_nnz: PENDING_NNZ }
     }
 
     /// For packing `source` with `options` on the current rayon pool. Holds the source to its part. An error where the
@@ -124,7 +126,13 @@ impl Budget {
         let groups = usize::try_from(room / 8 / CUTTER_BYTES).unwrap_or(usize::MAX).min(threads / 4).max(1);
         let waiting = waiting + (groups as u64 - 1) * CUTTER_BYTES;
         let (chunks_at_once, group_nnz) = (chunks, groups * PENDING_NNZ);
-        Ok(Self { chunks_at_once, group_nnz, ..Self::new(room, reader, writer(options) + waiting) })
+        let reader_most = takes.most;
+        Ok(Self {
+            reader_most,
+            chunks_at_once,
+            group_nnz,
+            ..Self::new(room, reader, writer(options) + waiting)
+        })
     }
 
     /// For nonzeros that are sorted again while those that were sorted are read: each gets half.
@@ -146,9 +154,11 @@ impl Budget {
         self.room.saturating_sub(self.reader).max(LEAST)
     }
 
-    /// By how many bytes there is too little room for assigning nonzeros that takes `bytes`.
+    /// How much more memory assigning nonzeros would need, where that takes `bytes`. (Of more memory an eighth goes to reading,
+    /// until that has its most.)
     pub fn lacks(&self, bytes: u64) -> u64 {
-        bytes.saturating_add(self.reader).saturating_sub(self.room)
+        let lacks = bytes.saturating_add(self.reader).saturating_sub(self.room);
+        lacks + lacks.div_ceil(7).min(self.reader_most.saturating_sub(self.reader))
     }
 
     /// Bytes of batches that may be kept while reading.

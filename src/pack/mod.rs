@@ -298,7 +298,8 @@ impl PackJob<'_> {
         if self.scheme.assigns() {
             let by_leaf: Vec<BitLayout> =
                 self.scheme.partitions.iter().map(|plan| plan.format.bit_layout(self.shape)).collect();
-            orders.assign(self.options.format.assign(), &by_leaf, total)?;
+            let done = orders.assign(self.options.format.assign(), &by_leaf, total)?;
+            self.check_total(done, total)?;
         }
         for (number, plan) in self.scheme.partitions.iter().enumerate() {
             let layout = plan.format.bit_layout(self.shape);
@@ -552,9 +553,11 @@ impl LapClock {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::format::Trees;
+    use crate::format::mmcsf::Assign;
 
-    /// Ten batches of three nonzeros.
-    struct Batches;
+    /// Ten batches of three nonzeros, of which it says that they are this many.
+    struct Batches(u64);
 
     impl Source for Batches {
         fn name(&self) -> String {
@@ -565,7 +568,24 @@ mod tests {
             for i in 0..10u32 {
                 sink(Batch { indices: vec![i; 6], values: vec![f64::from(i); 3] })?;
             }
-            Ok(Extent { dims: vec![10, 10], nnz: 30 })
+            Ok(Extent { dims: vec![10, 10], nnz: self.0 })
+        }
+    }
+
+    /// Where nonzeros are assigned to partitions as well.
+    #[test]
+    fn a_source_that_is_wrong_about_its_nonzeros_is_an_error() {
+        let dir = tempfile::tempdir().unwrap();
+        let assign = Assign::Dynamic;
+        for format in [FormatOption::Csf { trees: Trees::All }, FormatOption::Mmcsf { assign }] {
+            for said in [29, 30, 31] {
+                let target = dir.path().join(said.to_string());
+                let options = PackOptions { format: format.clone(), ..PackOptions::new(target) };
+                let packed = pack(&Sys::default(), &mut Batches(said), &options, &|_, _, _| {});
+                assert_eq!(packed.is_ok(), said == 30, "{format:?}, {said}: {:?}", packed.err());
+                std::fs::remove_dir_all(dir.path()).unwrap();
+                std::fs::create_dir(dir.path()).unwrap();
+            }
         }
     }
 
@@ -573,7 +593,7 @@ mod tests {
     #[test]
     fn skipped_batches_are_not_handed_on() {
         let mut seen = Vec::new();
-        let extent = drain(&Sys::default(), &mut Batches, 25, &|_, _, _| {}, |batch| {
+        let extent = drain(&Sys::default(), &mut Batches(30), 25, &|_, _, _| {}, |batch| {
             seen.push((batch.indices.clone(), batch.values.clone()));
             Ok(())
         });

@@ -87,8 +87,8 @@ impl<K: Key> Orders<K> {
     }
 
     /// Assigns every nonzero, of `total`, to a leaf mode, in the order in which they are sorted now. `by_leaf` holds for each mode
-    /// a layout in which its bits are lowest.
-    pub fn assign(&mut self, assign: Assign, by_leaf: &[BitLayout], total: u64) -> Result<()> {
+    /// a layout in which its bits are lowest. Returns how many there are; none are assigned if that is not `total`.
+    pub fn assign(&mut self, assign: Assign, by_leaf: &[BitLayout], total: u64) -> Result<u64> {
         let (reading, counting) = self.halves();
         let takes = assigning_bytes::<K>(by_leaf.len(), total);
         if total > u32::MAX.into() {
@@ -100,17 +100,25 @@ impl<K: Key> Orders<K> {
             return Err(too_much_to_assign(takes, counting.lacks(takes).saturating_mul(shares)));
         }
         let nnz = usize::try_from(total).unwrap_or(usize::MAX);
+        let mut come = 0;
         // The value of each is its number.
         let mut numbered: Vec<Nonzero<K>> = Vec::new();
         self.sys.reserve(&mut numbered, nnz, nnz)?;
         self.sorted.for_each_slice_within(reading, |slice| {
             self.sys.check_cancelled()?;
             let from = numbered.len();
+            come += slice.len() as u64;
+            if come > total {
+                return Ok(());
+            }
             let number =
                 |(at, nonzero): (usize, &Nonzero<K>)| Nonzero { value: (from + at) as f64, ..*nonzero };
             numbered.par_extend(slice.par_iter().enumerate().map(number));
             Ok(())
         })?;
+        if come != total {
+            return Ok(come);
+        }
         let mut layout = &self.layout;
         let mut fibers = Vec::with_capacity(by_leaf.len());
         for (mode, by_leaf) in by_leaf.iter().enumerate() {
@@ -129,7 +137,7 @@ impl<K: Key> Orders<K> {
             assigner.choose(from..nnz.min(from + BATCH_NNZ), &mut leaves);
         }
         self.leaves = leaves;
-        Ok(())
+        Ok(come)
     }
 
     /// The nonzeros that are assigned to a leaf mode, in the order of `layout`; the others are forgotten until the next one is asked for.

@@ -137,6 +137,7 @@ impl ValueMeter {
             if self.closed.are_f64() {
                 // Nothing but their number matters any more.
             } else if let Some((low, high)) = decimal::small_integers(some) {
+                // f32 holds them exactly.
                 (self.low, self.high) = (self.low.min(low), self.high.max(high));
                 self.decimals.add_small(low, high);
             } else {
@@ -205,8 +206,8 @@ impl Meter {
         kind != self.values.kind()
     }
 
-    /// Accounts for what [`Tree::extend`] will have added to `tree`, which ends with `values`, unless earlier values may then
-    /// take more room; returns false in that case and leaves both as they are.
+    /// Adds nonzeros to `tree` by [`Tree::extend`], and accounts for them, unless earlier values may then take more room; returns
+    /// false in that case and leaves both as they are.
     pub fn extend(&mut self, tree: &mut Tree, columns: &[&[u32]], values: &[f64]) -> bool {
         let mut after = self.values.clone();
         after.extend(values);

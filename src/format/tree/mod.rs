@@ -109,9 +109,10 @@ impl Tree {
     /// level's to the leaves'.
     ///
     /// # Panics
-    /// With 2^32 nonzeros, and if columns differ in length.
+    /// With 2^32 nodes of a level, more than [`TILE_NNZ`] nonzeros, or columns of another length than `values`.
     pub fn extend(&mut self, columns: &[&[u32]], values: &[f64]) {
         let (inner, nnz) = (self.levels.len(), values.len());
+        assert!(columns.iter().all(|column| column.len() == nnz), "an index of each level for each nonzero");
         let Some(end) = nnz.checked_sub(1) else { return };
         // Whether nonzero i has a new node of the level, 0 or 1; and of the one above.
         let mut new = [[0u8; TILE_NNZ]; ORDER_MAX];
