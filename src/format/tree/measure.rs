@@ -220,7 +220,7 @@ impl Meter {
         true
     }
 
-    /// Accounts for the nodes that `tree` has more.
+    /// Accounts for the nodes of `tree` that it does not know of.
     fn follow(&mut self, tree: &Tree) {
         let inner = tree.levels.iter().map(|level| (&level.indices[..], &level.starts[..]));
         let levels = inner.chain([(&tree.leaves[..], &[][..])]);
