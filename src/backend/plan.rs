@@ -132,7 +132,7 @@ impl RowCost {
 }
 
 /// Estimated seconds of a mode's passes on one device, for all nonzeros of a store.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct ModeSeconds {
     /// Reading and updating rows for the nonzeros in the store's order. Each group updates the rows that it contains, and finds rows of the
     /// other modes in its cache when it meets them again. If other modes are computed in the same pass, modes share decoded tiles and

@@ -98,9 +98,10 @@ impl ReportHead {
         )
     }
 
-    /// The line of `--plan` about mode-sorted copies, with the reason, if there was a choice.
+    /// The lines of `--plan` about mode-sorted copies, with the reason, if there was a choice.
     pub fn mode_sorted_text(&self) -> String {
-        let Some(ModeSortedPlan { built, bytes, why }) = &self.mode_sorted else { return String::new() };
+        let Some(copies) = &self.mode_sorted else { return String::new() };
+        let ModeSortedPlan { built, bytes, pays_from, pass, building, why } = copies;
         let bytes = ByteSize(*bytes);
         let what = match built {
             true => {
@@ -108,7 +109,15 @@ impl ReportHead {
             }
             false => format!("the store's, without mode-sorted copies ({bytes})"),
         };
-        format!("  order   {what}: {why}\n")
+        let worth = if let (Some(pass), Some(building)) = (pass, building) {
+            let pay = pays_from.map_or("never pay".to_owned(), |passes| format!("pay from {passes} on"));
+            format!(
+                "  copies  by estimate, a pass from them takes {pass:.2} of the time, and building them that of {building:.1} passes: they {pay}\n"
+            )
+        } else {
+            String::new()
+        };
+        format!("  order   {what}: {why}\n{worth}")
     }
 
     /// What `--plan` says about reading the store.

@@ -14,6 +14,7 @@ use crate::backend::devices::{Divide, Exchange, ModeDivision, ModeForecast, Toge
 use crate::backend::plan::{DevicePlan, ModeSeconds, RowCost, Share};
 use crate::dense::Real;
 use crate::error::{Error, Result};
+use crate::op::mttkrp::{Costs, ModeSortedDemand};
 use crate::store::Store;
 use serde::Serialize;
 use std::ops::Range;
@@ -40,12 +41,9 @@ const MEETING: f64 = 3e-4;
 /// Bytes per second to a GPU, and to all of a machine together (four H200), assumed.
 const LINK: f64 = 5.5e10;
 const LINKS: f64 = 1.56e11;
-/// Bytes of factor rows that a thread takes from its caches per second (benches/runs/2026-11-25-sixteen-cores).
-const CACHED_ROWS: f64 = 6e10;
-/// Bytes per second that a thread and a machine move in memory; factors and sums of fewer bytes than this stay in caches. Of the same machine.
+/// Bytes per second that a thread and a machine move in memory (benches/runs/2026-11-25-sixteen-cores).
 const THREAD_MEMORY: f64 = 1.4e10;
 const HOST_MEMORY: f64 = 8.4e10;
-const HOST_CACHE: f64 = 32e6;
 
 /// The rates of a forecast, in bytes per second.
 #[derive(Clone, Debug, Serialize)]
@@ -231,8 +229,8 @@ impl<'a> Model<'a> {
             let of = format!("{threads} threads, assumed");
             let (copy, reduction, read) = (0.0, 0.0, LOADED_PER_SECOND.min(memory));
             let rates = Rates { of, assumed: true, memory, copy, reduction, exchange, read };
-            let seconds =
-                demand.modes.iter().map(|&mode| on_host::<T>(store, demand, mode, threads)).collect();
+            // What processors take is estimated for all modes ([`Model::on_host`]), and they do not divide rows.
+            let seconds = vec![ModeSeconds::default(); demand.modes.len()];
             let (facts, by) = (None, Exchange::Nccl);
             return Ok(Self { engine, store, demand, machines, seconds, facts, by, rates });
         }
@@ -324,6 +322,14 @@ impl<'a> Model<'a> {
                 stages.exchange += sums * between / link;
             }
         }
+        let host = self.facts.is_none().then(|| self.on_host::<T>(count, &largest));
+        if let Some(OnHost { pass, has_copies, .. }) = host {
+            stages.kernel = pass;
+            if has_copies {
+                // No chunk is needed again.
+                stages.read = 0.0;
+            }
+        }
         let memory = self.rates.memory;
         let Updating { update, gathered } = updating::<T>(store, demand, &together, memory);
         stages.update = update;
@@ -333,7 +339,7 @@ impl<'a> Model<'a> {
             store.manifest().chunks[range.clone()].iter().map(|chunk| chunk.image_bytes).sum::<u64>() as f64
         };
         let (read, built) = match by_rows.len() {
-            0 => (image(&largest), 0.0),
+            0 => (image(&largest), host.map_or(0.0, |host| host.built)),
             _ => (image(&(0..nnz.len())), by_rows.iter().map(|&at| self.seconds[at].built).sum()),
         };
         Ok(Estimate {
@@ -398,30 +404,37 @@ impl<'a> Model<'a> {
         let read = (later * devices as f64 - (memory - held).max(0.0)).max(0.0) / devices as f64;
         Stages { read: read * times / self.rates.read, copy, ..Stages::default() }
     }
+
+    /// What the processors of the machine with `chunks` take, if there are `count` machines: by the rule of a plan.
+    fn on_host<T: Real>(&self, count: usize, chunks: &Range<usize>) -> OnHost {
+        let (demand, options, threads) = (self.demand, self.engine.options(), self.engine.threads());
+        let share = self.store.of_chunks(chunks.clone());
+        let manifest = share.manifest();
+        // Processes compute one mode in a pass, and those of MTTKRP keep no copies.
+        let alone = demand.starts.is_some() || count > 1;
+        let copies = ModeSortedDemand::new::<T>(manifest, demand.modes, demand.rank, threads, alone);
+        let available = machine::available_memory();
+        let half = if options.device_order == DeviceOrder::Auto { available / 2 } else { available };
+        let fits = |bytes: u64| demand.on_cpu.saturating_add(bytes) <= options.memory.unwrap_or(half);
+        let has_copies = (demand.starts.is_some() || count == 1)
+            && demand.passes > 1
+            && copies.wanted(demand.passes, options.device_order).0
+            && copies.bytes.is_some_and(fits);
+        let costs = copies.costs;
+        let (pass, built) =
+            if has_copies { (costs.from_copies, costs.building) } else { (costs.in_store_order, 0.0) };
+        let [pass, built] = [pass, built].map(|cost| Costs::seconds(cost, manifest.nnz, threads));
+        OnHost { pass, built, has_copies }
+    }
 }
 
-/// Estimated seconds of `mode` on the processors of one machine that has all of `store`.
-fn on_host<T: Real>(store: &Store, demand: &Demand<'_>, mode: usize, threads: usize) -> ModeSeconds {
-    let manifest = store.manifest();
-    let (nnz, rank) = (manifest.nnz as f64, demand.rank as f64);
-    let (cached, memory) = (CACHED_ROWS * threads as f64, HOST_MEMORY.min(THREAD_MEMORY * threads as f64));
-    // Rows of a group, for each nonzero; all, if the manifest does not say.
-    let met = |mode: usize| {
-        let of = manifest.partitions.iter().filter_map(|part| part.statistics.as_ref());
-        let [rows, sampled] = of.fold([0, 0], |[rows, sampled], of| {
-            [rows + of.distinct[mode].last().copied().unwrap_or(0), sampled + of.sampled]
-        });
-        if sampled > 0 { (rows as f64 / sampled as f64).min(1.0) } else { 1.0 }
-    };
-    let row = |m: usize| {
-        let (bytes, times) = if m == mode { (rank * 8.0, 2.0) } else { (rank * size_of::<T>() as f64, 1.0) };
-        let is_cached = f64::from(manifest.shape.dims()[m]) * bytes <= HOST_CACHE;
-        let missed = if is_cached { 0.0 } else { met(m) * bytes * times / memory };
-        if m == mode { missed } else { bytes / cached + missed }
-    };
-    let in_store_order = nnz * (0..manifest.shape.order()).map(row).sum::<f64>();
-    let cleared = matrix_bytes::<f64>(store, demand, mode) / memory;
-    // No range of rows is computed alone.
-    let sorted = f64::INFINITY;
-    ModeSeconds { in_store_order, sorted, update: 0.0, cleared, written: 0.0, built: 0.0, least: 0.0 }
+/// Estimated seconds on the processors of a machine.
+#[derive(Clone, Copy)]
+struct OnHost {
+    /// Of a pass that is not the first, or an iteration.
+    pass: f64,
+    /// Of building copies in the first.
+    built: f64,
+    /// Whether there are copies.
+    has_copies: bool,
 }

@@ -36,6 +36,12 @@ pub struct ModeSortedPlan {
     pub built: bool,
     /// Bytes that they take or would take, with what they are built from; 0 if there can be none.
     pub bytes: u64,
+    /// The fewest passes that do not take more time with them, the first included, by the estimates of `op::mttkrp::Costs`; `None` if no number does.
+    pub pays_from: Option<u32>,
+    /// The estimated time of a later pass from them, in passes without them; `None` if there can be none.
+    pub pass: Option<f64>,
+    /// The same of building them.
+    pub building: Option<f64>,
     /// The reason.
     pub why: String,
 }
@@ -279,38 +285,28 @@ impl Engine {
         bytes: u64,
         limits: &Limits,
     ) -> Result<(Plan, ModeSortedPlan)> {
-        let (ModeSortedDemand { bytes: taken, from_passes }, order) =
+        let (ModeSortedDemand { bytes: taken, costs }, order) =
             (demand.mode_sorted, self.options().device_order);
-        let why_not = match order {
-            DeviceOrder::Store => Some("the store's order was asked for".to_owned()),
-            _ if taken.is_none() => {
-                Some("they are for less than 2^32 nonzeros, and not for trees".to_owned())
-            }
-            DeviceOrder::Auto if from_passes == u32::MAX => Some("they save nothing".to_owned()),
-            DeviceOrder::Auto if demand.passes < from_passes => {
-                Some(format!("they pay from {from_passes} passes on"))
-            }
-            _ => None,
-        };
+        let (wanted, why) = demand.mode_sorted.wanted(demand.passes, order);
         let (asked, available) = (order != DeviceOrder::Auto, limits.available);
         // Without a limit from the user, half of the memory is left to other programs.
         let bound = limits.memory.unwrap_or(if asked { available } else { available / 2 });
-        let built = why_not.is_none().then(|| {
+        let built = wanted.then(|| {
             // With copies, no chunk is needed again.
             let once = Limits { passes: 1, ..*limits };
             let plan = self.plan_host(store, bytes.saturating_add(taken?), &once).ok()?;
             (plan.memory_bytes <= bound).then_some(plan)
         });
         let built = built.flatten();
-        let why = why_not.unwrap_or_else(|| {
-            let why = match built {
-                None => "there is no room for them",
-                Some(_) if asked => "they were asked for",
-                Some(_) => "no row has two writers, and nothing is decoded",
-            };
-            why.to_owned()
-        });
-        let copies = ModeSortedPlan { built: built.is_some(), bytes: taken.unwrap_or(0), why };
+        let why = if wanted && built.is_none() { "there is no room for them" } else { why };
+        let copies = ModeSortedPlan {
+            built: built.is_some(),
+            bytes: taken.unwrap_or(0),
+            pays_from: taken.and(costs.pays_from()),
+            pass: taken.map(|_| costs.from_copies / costs.in_store_order),
+            building: taken.map(|_| costs.building / costs.in_store_order),
+            why: why.to_owned(),
+        };
         Ok((built.map_or_else(|| self.plan_host(store, bytes, limits), Ok)?, copies))
     }
 

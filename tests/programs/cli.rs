@@ -435,12 +435,13 @@ fn other_machines_are_forecast() {
     for program in ["blco-run", "blco-cpd"] {
         let forecast = |more: &[&str]| place.json(program, &[&nodes[..], more].concat())["forecast"].clone();
         let of = |at: &serde_json::Value, name: &str| at[name].as_f64().unwrap();
-        let all = forecast(&["16", "--link", "1GB/s"]);
+        let all = forecast(&["16", "--link", "100MB/s"]);
         let counts = all["counts"].as_array().unwrap();
         let machines: Vec<u64> = counts.iter().map(|at| at["machines"].as_u64().unwrap()).collect();
         assert!(machines.starts_with(&[1, 2, 4, 8, 16]), "{all}");
         assert_eq!(counts[0]["exchanged_bytes"], 0.0);
-        assert!(of(&counts[1]["stages"], "kernel") < 0.6 * of(&counts[0]["stages"], "kernel"), "{all}");
+        // One machine computes all modes of MTTKRP together, several compute one at a time.
+        assert!(of(&counts[2]["stages"], "kernel") < 0.6 * of(&counts[1]["stages"], "kernel"), "{all}");
         for pair in counts.windows(2) {
             assert!(of(&pair[1], "exchanged_bytes") > of(&pair[0], "exchanged_bytes"), "{all}");
             assert!(of(&pair[1]["stages"], "kernel") <= of(&pair[0]["stages"], "kernel"), "{all}");

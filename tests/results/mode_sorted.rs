@@ -97,8 +97,12 @@ fn copies_give_the_bits_of_chunks_where_rows_meet_again() {
 }
 
 #[test]
-fn copies_give_the_bits_of_chunks_for_more_modes() {
-    use Strategy::{Copies, Slots};
+fn copies_give_the_bits_of_chunks_for_any_number_of_modes() {
+    use Strategy::{Copies, Lists, Slots};
+    let second = skewed(&[20_000, 4000], 80_000);
+    check::<f64>(&second, 32, &[3], &[Lists, Copies]);
+    check::<f32>(&second, 64, &[2], &[Lists, Copies]);
+    check::<f64>(&second, 5, &[2], &[Copies]);
     check::<f64>(&skewed(&[9000, 300, 400, 5, 2], 40_000), 32, &[3], &[Slots, Copies]);
     let sixth = skewed(&[9000, 6, 70, 300, 4, 2], 40_000);
     check::<f64>(&sixth, 32, &[3], &[Slots, Copies]);
@@ -222,26 +226,45 @@ fn copies_give_the_bits_of_chunks_one_mode_at_a_time() {
     });
 }
 
-/// With all modes at once, modes share loads of rows: a plan has no copies where that helps as much.
+/// With all modes at once, modes share loads of rows: copies pay later or not at all where that helps as much.
 #[test]
 fn copies_are_left_where_short_modes_share_loads() {
-    let pays = |dims: &[u64], threads| {
+    let slots = 9000;
+    let pays = |dims: &[u64], rank, alternating| {
         let dir = tempfile::tempdir().unwrap();
         let store = packed(&skewed(dims, 20_000), &options(&dir.path().join("s"), Kind::Tiled, 1 << 20));
         let modes: Vec<usize> = (0..dims.len()).collect();
         assert!(!strategies(store.manifest(), &modes, 32).contains(&Strategy::Lists), "{dims:?}");
-        let of =
-            |alternating| ModeSortedDemand::new::<f64>(store.manifest(), &modes, 32, threads, alternating);
-        assert_ne!(of(true).from_passes, u32::MAX, "{dims:?}: one mode at a time shares nothing");
-        of(false).from_passes != u32::MAX
+        let of = ModeSortedDemand::new::<f64>(store.manifest(), &modes, rank, 2, alternating);
+        of.costs.pays_from().unwrap_or(u32::MAX)
     };
-    let slots = 9000;
-    for threads in [2, 16] {
-        assert!(!pays(&[100, 50, 40], threads), "all are short");
-        assert!(pays(&[slots, slots, 40], threads), "a third is short");
-        assert!(!pays(&[slots, slots, 40, 50, 30], threads), "three of five");
-        assert!(pays(&[slots, slots, slots, 40, 50, 30], threads), "half of six");
-        assert_eq!(pays(&[slots, 50, 40, 30], threads), threads >= 8, "three of four");
+    let never: [&[u64]; 3] =
+        [&[100, 20, 50, 40, 30], &[100, 50, 40, 50, 30, 20], &[100, 40, 30, 20, 10, 8, 7, 6]];
+    for dims in never {
+        assert_eq!(pays(dims, 32, false), u32::MAX, "{dims:?}");
+        assert!(pays(dims, 32, true) < 30, "{dims:?}: one mode at a time shares nothing");
+    }
+    assert!(pays(&[100, 50, 40], 32, false) > 30, "all are short");
+    assert!(pays(&[slots, slots, 40], 32, false) < 20, "a third is short");
+    assert!(pays(&[slots, slots, slots], 32, false) < pays(&[slots, slots, 40], 32, false), "none is short");
+    assert!(pays(&[slots, slots, slots], 8, false) > 30, "all are short at this rank");
+}
+
+/// Costs are numbers, also of the smallest tensors.
+#[test]
+fn costs_of_any_tensor_are_positive() {
+    let all: [&[u64]; 5] = [&[1, 1], &[1, 70_000], &[1, 1, 1], &[30_000, 1, 2], &[1, 2, 1, 3, 1, 2, 1, 2]];
+    for (dims, nnz) in all.into_iter().flat_map(|dims| [(dims, 1), (dims, 5000)]) {
+        let dir = tempfile::tempdir().unwrap();
+        let tensor = Tensor::random(dims, nnz, 7, values::fraction);
+        let store = packed(&tensor, &options(&dir.path().join("s"), Kind::Tiled, 1 << 20));
+        let modes: Vec<usize> = (0..dims.len()).collect();
+        for (rank, alternating) in [(1, false), (1, true), (32, false), (1 << 20, true)] {
+            let of = ModeSortedDemand::new::<f32>(store.manifest(), &modes, rank, 1, alternating).costs;
+            for cost in [of.in_store_order, of.from_copies, of.building] {
+                assert!(cost > 0.0 && cost.is_finite(), "{dims:?}, rank {rank}: {of:?}");
+            }
+        }
     }
 }
 
@@ -257,10 +280,19 @@ fn sessions_compute_from_copies_where_these_pay() {
     let plan = |modes, calls| engine.plan_mttkrp::<f64>(&store, 32, modes, calls).unwrap();
     let built = |modes, calls| plan(modes, calls).mode_sorted().is_some_and(|plan| plan.built);
     assert!(plan(Modes::All, 1).mode_sorted().is_none());
-    assert!(plan(Modes::All, 2).mode_sorted().unwrap().why.contains("passes on"));
-    assert!(!built(Modes::Only(&[2]), 15) && built(Modes::Only(&[2]), 16));
-    assert!(built(Modes::All, 8));
-    let mut session = engine.prepare_mttkrp::<f64>(&store, 32, Modes::All, plan(Modes::All, 8)).unwrap();
+    for modes in [Modes::All, Modes::Only(&[2])] {
+        let copies = plan(modes, 2).mode_sorted().unwrap().clone();
+        let from = copies.pays_from.unwrap();
+        let (pass, building) = (copies.pass.unwrap(), copies.building.unwrap());
+        assert!(from > 2 && pass < 1.0 && !copies.built, "{copies:?}");
+        assert!(!built(modes, from - 1) && built(modes, from), "{copies:?}");
+        // A pass more or less decides.
+        let with = |passes: f64| 1.0 + building + (passes - 1.0) * pass;
+        assert!(with(f64::from(from)) <= f64::from(from), "{copies:?}");
+        assert!(with(f64::from(from - 1)) > f64::from(from - 1), "{copies:?}");
+    }
+    assert!(built(Modes::All, 60));
+    let mut session = engine.prepare_mttkrp::<f64>(&store, 32, Modes::All, plan(Modes::All, 60)).unwrap();
     for seed in [1, 2, 2, 3] {
         let factors: Vec<Matrix<f64>> =
             seeded_factors(&Sys::default(), &store.manifest().shape, 32, seed).unwrap();

@@ -50,12 +50,11 @@ impl Strategy {
         if manifest.shape.dims()[mode] as usize <= Self::short_rows(rank) {
             return Self::Copies;
         }
-        let statistics = manifest.partitions.iter().map(|partition| partition.statistics.as_ref());
-        let Some(statistics) = statistics.collect::<Option<Vec<_>>>() else { return Self::Slots };
-        let size = super::GROUP_TILES.ilog2() as usize;
-        let distinct: u64 = statistics.iter().map(|of| of.distinct[mode][size]).sum();
-        let sampled: u64 = statistics.iter().map(|of| of.sampled).sum();
-        if distinct as f64 >= LISTS_FROM * sampled as f64 { Self::Lists } else { Self::Slots }
+        let repeats = |distinct: f64| distinct < LISTS_FROM;
+        match manifest.distinct(mode, super::GROUP_TILES.ilog2() as usize).map(repeats) {
+            Some(false) => Self::Lists,
+            _ => Self::Slots,
+        }
     }
 
     /// Its name in reports and JSON.

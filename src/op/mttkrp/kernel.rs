@@ -73,7 +73,12 @@ fn of_length<'a>(columns: &[&'a [u32]; ORDER_MAX], count: usize, length: usize) 
     first
 }
 
-/// Runs a body with order and rank as constants.
+/// Whether loops over rows of `rank` elements know their length.
+pub const fn has_body(rank: usize) -> bool {
+    matches!(rank, 8 | 16 | 32 | 64)
+}
+
+/// Runs a body with order and rank as constants: see [`has_body`].
 macro_rules! by_rank {
     ($body:ident, [$($modes:tt),*], $rank:expr, $simd:ident, $fields:tt) => {
         match $rank {
@@ -112,6 +117,8 @@ pub fn one_mode<T: Real, S: Simd>(simd: S, tile: &Single<'_, T>, sums: &mut [f64
     // Bodies with a constant rank know the stride.
     let rank = if tile.stride == stride::<T>(tile.rank) { tile.rank } else { 0 };
     match (tile.others, tile.before) {
+        // A product of two numbers has the same bits in either order.
+        (1, _) => by_rank!(One, [1, 1], rank, simd, { tile, sums }),
         (2, 0) => by_rank!(One, [2, 0], rank, simd, { tile, sums }),
         (2, 1) => by_rank!(One, [2, 1], rank, simd, { tile, sums }),
         (2, 2) => by_rank!(One, [2, 2], rank, simd, { tile, sums }),
@@ -398,6 +405,7 @@ pub fn runs<T: Real, S: Simd>(simd: S, list: &RunList<'_, T>, each: bool, sums: 
         return apart(simd, Runs::<T, 0, 0, 0> { list, each, sums });
     }
     match (list.others, list.before) {
+        (1, _) => by_rank!(Runs, [1, 1], list.rank, simd, { list, each, sums }),
         (2, 0) => by_rank!(Runs, [2, 0], list.rank, simd, { list, each, sums }),
         (2, 1) => by_rank!(Runs, [2, 1], list.rank, simd, { list, each, sums }),
         (2, 2) => by_rank!(Runs, [2, 2], list.rank, simd, { list, each, sums }),

@@ -17,6 +17,7 @@
 //! as soon as the previous group has been added (module `queue`), while they are still in its cache. For modes with lists, all threads
 //! sort and add up each complete stretch of nonzeros.
 
+mod costs;
 mod covers;
 #[cfg(feature = "cuda")]
 pub mod cuda;
@@ -28,11 +29,13 @@ mod path;
 mod queue;
 pub(super) mod rows;
 
+pub use costs::Costs;
 pub use covers::{ByCover, Served, served, serving, serving_bytes, serving_view};
 pub use group::Strategy;
 pub(crate) use kernel::{LINE_BYTES, PastCaches, prefetch};
 pub use mode_sorted::{TakeSums, segment_rows};
 
+use crate::backend::device::DeviceOrder;
 use crate::backend::host::{HostOp, TileRoom, Tiles, Vectors, computing_bytes};
 use crate::dense::{Matrix, MatrixRef, Real};
 use crate::encoding::TILE_NNZ;
@@ -296,11 +299,25 @@ fn lines(manifest: &Manifest, rank: usize, element: usize) -> Vec<usize> {
 pub struct ModeSortedDemand {
     /// Bytes of the copies and what they are built from; `None` if there are too many nonzeros.
     pub bytes: Option<u64>,
-    /// The number of passes over the store's modes from which they pay off; `u32::MAX` for never.
-    pub from_passes: u32,
+    /// What passes take with and without them.
+    pub costs: Costs,
 }
 
 impl ModeSortedDemand {
+    /// Whether `passes` passes should have copies, if there is room for them, and why.
+    #[must_use]
+    pub fn wanted(&self, passes: u32, order: DeviceOrder) -> (bool, &'static str) {
+        match order {
+            DeviceOrder::Store => (false, "the store's order was asked for"),
+            _ if self.bytes.is_none() => (false, "they are for less than 2^32 nonzeros, and not for trees"),
+            DeviceOrder::Auto if self.costs.pays_from().is_none_or(|from| passes < from) => {
+                (false, "they would take longer")
+            }
+            DeviceOrder::Auto => (true, "they save time"),
+            _ => (true, "they were asked for"),
+        }
+    }
+
     /// For copies of `modes`, from 0, with factors in `T`. With `alternating`, each pass computes one mode.
     #[must_use]
     pub fn new<T>(
@@ -310,31 +327,13 @@ impl ModeSortedDemand {
         threads: usize,
         alternating: bool,
     ) -> Self {
-        let order = manifest.shape.order();
         let lines: usize =
             lines(manifest, rank, size_of::<T>()).iter().map(|n| n * size_of::<T>() + LINE_BYTES).sum();
         let bytes = mode_sorted::bytes(manifest.shape.dims(), modes.len(), manifest.nnz, rank, threads);
-        let strategies = strategies(manifest, modes, rank);
-        // All modes are computed together and share loads of rows. That helps most for short modes, the more modes the
-        // more, and with few threads as much as copies do.
-        let short = strategies.iter().filter(|&&strategy| strategy == Strategy::Copies).count();
-        let all = !alternating && modes.len() == order;
-        let helps = order > 4 && 2 * short > order || 3 * short > 2 * order && threads < 8;
-        let shares = all && (short == order || helps);
-        let from_trees = trees(manifest).into_iter().flatten().next();
-        // Single modes share no loads, so copies save more of each pass, the more threads the more of it.
-        let sharing = if alternating { 1 } else { 2 };
-        let slots = if alternating && threads >= 8 { 4 } else { 8 };
-        let from_passes = match () {
-            () if from_trees.is_some() => u32::MAX,
-            () if strategies.contains(&Strategy::Lists) => 4,
-            () if shares => u32::MAX,
-            () if strategies.contains(&Strategy::Slots) => slots,
-            () => 8 * sharing,
-        };
+        let costs = Costs::new::<T>(manifest, modes, rank, threads, alternating);
         // Adding up along trees gives other bits.
-        let bytes = bytes.filter(|_| from_trees.is_none());
-        Self { bytes: bytes.map(|bytes| bytes.saturating_add(lines as u64)), from_passes }
+        let bytes = bytes.filter(|_| !has_trees(&trees(manifest)));
+        Self { bytes: bytes.map(|bytes| bytes.saturating_add(lines as u64)), costs }
     }
 }
 

@@ -11,8 +11,8 @@
 //! **Segments.** Row blocks end where segments of [`segment_rows`] end. A caller that needs each row of a result once ([`TakeSums`]) gets
 //! it a segment at a time, while it is in a core's cache; the whole result is then neither written to memory nor read from it.
 //!
-//! **Hot rows.** A row with more nonzeros than a thread's share is a row block of its own. All threads first compute
-//! the sums of its runs that start at zero; these are then added to the row in order.
+//! **Hot rows.** A row with more nonzeros than a thread's share is a row block of its own, which all threads sort. They also compute it together: first
+//! the sums of its runs that start at zero, which are then added to the row in order.
 
 use super::GROUP_NNZ;
 use super::group::{COPIES, Strategy};
@@ -40,14 +40,19 @@ const ROWS_MAX: usize = 1 << 12;
 const BLOCK_NNZ_MAX: usize = 1 << 20;
 /// Bytes of a shelf without its last block. Threads populate the pages of different shelves in parallel.
 const SHELF_BYTES: usize = 16 << 20;
-/// Nonzeros of a sheet.
-const SHEET_NNZ: usize = 1 << 18;
+/// The most and the fewest nonzeros of a sheet. Sheets consist of whole groups.
+const SHEET_NNZ_MAX: usize = 1 << 18;
+const SHEET_NNZ_MIN: usize = GROUP_NNZ;
+/// About as many parts for each thread, where all share nonzeros that are sorted.
+const PARTS: usize = 4;
 /// A thread takes this fraction of the limit for hot rows at a time.
 const HOT_SHARES: usize = 4;
 /// Fewer nonzeros than this are not worth sharing.
 const BLOCK_NNZ: usize = 1 << 13;
 /// A row is hot if it has more nonzeros than one of this many shares per thread.
 const SHARES: usize = 8;
+/// Rows in the cache in which a thread counts.
+const COUNTED: usize = 512;
 /// The number of groups whose runs are stored together in a block of a mode with slots or copies.
 const WINDOW: usize = 4;
 
@@ -119,18 +124,26 @@ pub struct Gathered {
     nnz: usize,
     /// Whether there were more than expected.
     is_over: bool,
-    /// For each nonzero its indices, then the two halves of its value, in sheets of [`SHEET_NNZ`] nonzeros.
+    /// For each nonzero its indices, then the two halves of its value.
     sheets: Vec<PageBuf>,
+    /// Nonzeros of a sheet.
+    sheet_nnz: usize,
+}
+
+/// Nonzeros of a sheet of `nnz`, which `threads` sort.
+fn sheet_nnz(nnz: usize, threads: usize) -> usize {
+    (nnz / (PARTS * threads)).next_power_of_two().clamp(SHEET_NNZ_MIN, SHEET_NNZ_MAX)
 }
 
 impl Gathered {
     /// Room for the `nnz` nonzeros of a tensor, of which copies get those in own rows.
     pub fn new(sys: &Sys, dims: &[u32], nnz: u64, own: OwnRows) -> Result<Self> {
         let nnz = usize::try_from(nnz).unwrap_or(usize::MAX);
-        let sheet = |s: usize| sys.page_buf((nnz - s * SHEET_NNZ).min(SHEET_NNZ) * 4 * (dims.len() + 2));
-        let sheets = (0..nnz.div_ceil(SHEET_NNZ)).into_par_iter().map(sheet).collect::<Result<_>>()?;
+        let sheet_nnz = sheet_nnz(nnz, rayon::current_num_threads());
+        let sheet = |s: usize| sys.page_buf((nnz - s * sheet_nnz).min(sheet_nnz) * 4 * (dims.len() + 2));
+        let sheets = (0..nnz.div_ceil(sheet_nnz)).into_par_iter().map(sheet).collect::<Result<_>>()?;
         let (sys, dims) = (sys.clone(), dims.to_vec());
-        Ok(Self { sys, dims, own, nnz_all: nnz, nnz: 0, is_over: false, sheets })
+        Ok(Self { sys, dims, own, nnz_all: nnz, nnz: 0, is_over: false, sheets, sheet_nnz })
     }
 
     /// What it allocates with.
@@ -160,11 +173,11 @@ impl Gathered {
         if self.is_over {
             return;
         }
-        let (order, width) = (self.dims.len(), self.width());
-        let (sheet, done) = (self.nnz / SHEET_NNZ, self.nnz % SHEET_NNZ * width);
+        let (order, width, sheet_nnz) = (self.dims.len(), self.width(), self.sheet_nnz);
+        let (sheet, done) = (self.nnz / sheet_nnz, self.nnz % sheet_nnz * width);
         let mut sheets = self.sheets.get_mut(sheet..).unwrap_or_default().iter_mut().map(|sheet| {
             let numbers: &mut [u32] = bytemuck::cast_slice_mut(sheet);
-            let len = numbers.len().min(SHEET_NNZ * width);
+            let len = numbers.len().min(sheet_nnz * width);
             &mut numbers[..len]
         });
         let mut rest = sheets.next().map_or_else(Default::default, |sheet| &mut sheet[done..]);
@@ -193,14 +206,16 @@ impl Gathered {
 
     /// The filled part of sheet `s`.
     fn sheet(&self, s: usize) -> &[u32] {
-        let nnz = (self.nnz - s * SHEET_NNZ).min(SHEET_NNZ);
+        let nnz = (self.nnz - s * self.sheet_nnz).min(self.sheet_nnz);
         &bytemuck::cast_slice(&self.sheets[s])[..nnz * self.width()]
     }
 
     #[inline(always)]
     fn entry(&self, position: usize) -> &[u32] {
-        let sheet: &[u32] = bytemuck::cast_slice(&self.sheets[position / SHEET_NNZ]);
-        &sheet[position % SHEET_NNZ * self.width()..][..self.width()]
+        // A power of two.
+        let (shift, mask) = (self.sheet_nnz.trailing_zeros(), self.sheet_nnz - 1);
+        let sheet: &[u32] = bytemuck::cast_slice(&self.sheets[position >> shift]);
+        &sheet[(position & mask) * self.width()..][..self.width()]
     }
 }
 
@@ -264,12 +279,16 @@ pub fn bytes(dims: &[u32], modes: usize, nnz: u64, rank: usize, threads: usize) 
         + hot_tasks * size_of::<BlockWork<'_, f64>>();
     // While one is sorted: the collected nonzeros, places and keys; where each block's places are in each sheet; the
     // block of each row.
-    let building = nnz * (4 * (order + 2) + 8 + 16) + 4 * blocks * nnz.div_ceil(SHEET_NNZ) + 4 * rows;
-    // Per thread: runs, two sets of keys, counts.
-    let runs = nnz.min(limits.nnz.max(nnz / GROUP_NNZ + COPIES));
-    let of_thread = size_of::<RowRun>() * runs + 16 * limits.nnz.min(nnz) + 4 * COPIES * limits.rows;
+    let sheets = nnz.div_ceil(sheet_nnz(nnz, threads));
+    let building = nnz * (4 * (order + 2) + 8 + 16) + 4 * blocks * sheets + 4 * rows;
+    // Hot rows: groups, three times while they are gathered and sorted, and runs; parts; shares.
+    let of_hot = size_of::<&[RowPlace]>() * sheets + PARTS * threads * (64 + 16 * order);
+    let hot = hot_runs * (3 * size_of::<&[RowPlace]>() + size_of::<RowRun>()) + SHARES * threads * of_hot;
+    // Per thread: runs, two sets of keys, counts. (A row with more nonzeros than a block that is not hot takes of what `building` has for keys.)
+    let of_thread = (size_of::<RowRun>() + 16) * limits.nnz.min(nnz) + 4 * COPIES * limits.rows;
     let hot_sums = hot_runs.saturating_mul(8 * rank).saturating_mul(modes);
-    let all = modes * (nnz * copy + of_copy) + building + threads * of_thread + Rooms::bytes(rank, threads);
+    let all =
+        modes * (nnz * copy + of_copy) + building + hot + threads * of_thread + Rooms::bytes(rank, threads);
     Some(hot_sums.saturating_add(all) as u64)
 }
 
@@ -339,16 +358,22 @@ impl ModeSorted {
         // Nonzeros of each row, then the block of each.
         let of_row: Vec<AtomicU32> = sys.par_vec(rows, |_| AtomicU32::new(0))?;
         (0..sheets.len()).into_par_iter().with_max_len(1).for_each(|s| {
-            let entries = gathered.sheet(s);
-            let (mut row, mut nnz) = (entries[mode], 0);
-            for entry in entries.chunks_exact(width) {
-                if entry[mode] != row {
+            let add = |&(row, nnz): &(u32, u32)| {
+                if nnz > 0 {
                     of_row[row as usize].fetch_add(nnz, Ordering::Relaxed);
-                    (row, nnz) = (entry[mode], 0);
                 }
-                nnz += u32::from(own.has(row));
+            };
+            // Threads would wait for each other at rows with many nonzeros.
+            let mut counts = [(0, 0); COUNTED];
+            for entry in gathered.sheet(s).chunks_exact(width) {
+                let (row, count) = (entry[mode], &mut counts[entry[mode] as usize % COUNTED]);
+                if count.0 != row {
+                    add(count);
+                    *count = (row, 0);
+                }
+                count.1 += u32::from(own.has(row));
             }
-            of_row[row as usize].fetch_add(nnz, Ordering::Relaxed);
+            counts.iter().for_each(add);
         });
         let limits = Limits::new(rows, gathered.nnz, rank, threads, strategy);
         let blocks = cut(&of_row, limits, strategy);
@@ -367,9 +392,9 @@ impl ModeSorted {
             for of_block in &mut *ends {
                 (*of_block, end) = (end, end + *of_block);
             }
-            sys.reserve(places, end as usize, SHEET_NNZ)?;
+            sys.reserve(places, end as usize, gathered.sheet_nnz)?;
             places.resize(end as usize, 0);
-            let entries = ((s * SHEET_NNZ) as u64..).zip(entries.chunks_exact(width));
+            let entries = ((s * gathered.sheet_nnz) as u64..).zip(entries.chunks_exact(width));
             for (position, entry) in entries.filter(|(_, entry)| own.has(entry[mode])) {
                 let at = &mut ends[block_of(entry)];
                 places[*at as usize] = u64::from(entry[mode]) << 32 | position;
@@ -391,14 +416,12 @@ impl ModeSorted {
             tasks.into_par_iter().with_max_len(1).try_for_each(|(b, block, bytes)| {
                 sys.check_cancelled()?;
                 let parts = sheets.iter().map(|sheet| sheet.of_block(b));
+                if block.is_hot {
+                    return block.fill_hot(gathered, mode, strategy, parts.collect(), bytes);
+                }
                 let room = &rooms[rayon::current_thread_index().unwrap_or(0)];
                 let mut room = room.lock().unwrap_or_else(PoisonError::into_inner);
-                room.fill(block, gathered, mode, strategy, parts, bytes)?;
-                if block.is_hot {
-                    // A buffer as large as the row: if several threads kept one, memory would exceed the plan.
-                    *room = Filling::default();
-                }
-                Ok(())
+                room.fill(block, gathered, mode, strategy, parts, bytes)
             })?;
             Ok(Shelf { blocks, nonzeros })
         });
@@ -507,7 +530,7 @@ struct Filling {
 }
 
 impl Filling {
-    /// Sorts a block's nonzeros into `room`. Each of `parts` has some of them in linear order.
+    /// Sorts the nonzeros of a block that is not hot into `room`. Each of `parts` has some of them in linear order.
     fn fill<'a>(
         &mut self,
         block: &mut RowBlock,
@@ -517,7 +540,7 @@ impl Filling {
         parts: impl Iterator<Item = &'a [RowPlace]>,
         room: &mut [u8],
     ) -> Result<()> {
-        let (sys, order, nnz) = (&gathered.sys, gathered.dims.len(), block.nnz);
+        let (sys, nnz) = (&gathered.sys, block.nnz);
         let bits = |n: usize| usize::BITS - n.leading_zeros();
         // A key is the row, the number of the copy for short modes, and the position.
         let (of_position, of_copy) =
@@ -563,22 +586,16 @@ impl Filling {
             std::mem::swap(keys, sorted);
             keys.truncate(nnz);
         }
-        let (values, columns) = room.split_at_mut(8 * nnz);
-        let values: &mut [f64] = bytemuck::cast_slice_mut(values);
-        let mut columns: Vec<&mut [u32]> =
-            bytemuck::cast_slice_mut(columns).chunks_exact_mut(nnz.max(1)).collect();
+        let mut room = Columns::of(room, nnz);
         let (mut before, mut sums) = (None, 0..0);
         let of_sum = of_position + of_copy - block.copies.ilog2();
         runs.clear();
-        for (i, (&key, value)) in keys.iter().zip(values).enumerate() {
+        for (i, &key) in keys.iter().enumerate() {
             if let Some(&ahead) = keys.get(i + AHEAD) {
                 prefetch(gathered.entry(position_of(ahead)));
             }
             let position = position_of(key);
-            let entry = gathered.entry(position);
-            let others = entry[..mode].iter().chain(&entry[mode + 1..order]);
-            columns.iter_mut().zip(others).for_each(|(column, &index)| column[i] = index);
-            *value = bytemuck::cast([entry[order], entry[order + 1]]);
+            room.put(i, mode, gathered.entry(position));
             match runs.last_mut() {
                 Some(run) if before == Some(key >> of_position) && sums.contains(&position) => run.nnz += 1,
                 _ => {
@@ -597,6 +614,82 @@ impl Filling {
         }
         block.runs = if strategy == Strategy::Lists { pieces(runs) } else { runs.clone() };
         Ok(())
+    }
+}
+
+/// Room for nonzeros of a block: their values, and their indices in each of the other modes.
+struct Columns<'a> {
+    values: &'a mut [f64],
+    indices: Vec<&'a mut [u32]>,
+}
+
+impl<'a> Columns<'a> {
+    /// The bytes of a block of `nnz` nonzeros.
+    fn of(bytes: &'a mut [u8], nnz: usize) -> Self {
+        let (values, indices) = bytes.split_at_mut(8 * nnz);
+        let indices = bytemuck::cast_slice_mut(indices).chunks_exact_mut(nnz.max(1)).collect();
+        Self { values: bytemuck::cast_slice_mut(values), indices }
+    }
+
+    /// Takes the first `nnz` off.
+    fn split(&mut self, nnz: usize) -> Self {
+        let whole = "there is room for all nonzeros";
+        let indices =
+            self.indices.iter_mut().map(|column| column.split_off_mut(..nnz).expect(whole)).collect();
+        Self { values: self.values.split_off_mut(..nnz).expect(whole), indices }
+    }
+
+    /// Puts a collected nonzero at `i`, for `mode`.
+    #[inline(always)]
+    fn put(&mut self, i: usize, mode: usize, entry: &[u32]) {
+        let (indices, value) = entry.split_at(entry.len() - 2);
+        let others = indices[..mode].iter().chain(&indices[mode + 1..]);
+        self.indices.iter_mut().zip(others).for_each(|(column, &index)| column[i] = index);
+        self.values[i] = bytemuck::cast([value[0], value[1]]);
+    }
+}
+
+impl RowBlock {
+    /// Stores the nonzeros of a hot row in `room`, all threads together. Each of `parts` has some of them in linear order.
+    fn fill_hot(
+        &mut self,
+        gathered: &Gathered,
+        mode: usize,
+        strategy: Strategy,
+        parts: Vec<&[RowPlace]>,
+        room: &mut [u8],
+    ) -> Result<()> {
+        let position_of = |place: RowPlace| usize_of(place & u64::from(u32::MAX));
+        let group_of = |place: &RowPlace| position_of(*place) / GROUP_NNZ;
+        let is_together = |a: &RowPlace, b: &RowPlace| group_of(a) == group_of(b);
+        let mut groups: Vec<&[RowPlace]> =
+            parts.into_par_iter().flat_map_iter(|part| part.chunk_by(is_together)).collect();
+        let sum_of = |group: &[RowPlace]| match strategy {
+            Strategy::Copies => group_of(&group[0]) % COPIES,
+            Strategy::Slots => group_of(&group[0]),
+            Strategy::Lists => position_of(group[0]) / STRETCH_NNZ,
+        };
+        // Groups of a copy stay in order.
+        groups.sort_by_key(|group| sum_of(group));
+        let nnz_of = |groups: &[&[RowPlace]]| groups.iter().map(|group| group.len()).sum::<usize>();
+        let runs = groups.chunk_by(|a, b| sum_of(a) == sum_of(b)).map(|groups| {
+            let nnz = u32::try_from(nnz_of(groups)).expect("positions fit 32 bits");
+            RowRun { row: 0, nnz, apart: strategy != Strategy::Lists }
+        });
+        let mut runs: Vec<RowRun> = runs.collect();
+        runs.shrink_to_fit();
+        self.runs = if strategy == Strategy::Lists { pieces(&runs) } else { runs };
+        let mut rest = Columns::of(room, self.nnz);
+        let share = groups.len().div_ceil(PARTS * rayon::current_num_threads()).max(1);
+        let shares: Vec<_> =
+            groups.chunks(share).map(|groups| (groups, rest.split(nnz_of(groups)))).collect();
+        shares.into_par_iter().with_max_len(1).try_for_each(|(groups, mut room)| {
+            gathered.sys.check_cancelled()?;
+            for (i, &place) in groups.iter().copied().flatten().enumerate() {
+                room.put(i, mode, gathered.entry(position_of(place)));
+            }
+            Ok(())
+        })
     }
 }
 

@@ -198,6 +198,17 @@ impl Manifest {
         self.value_min.abs().max(self.value_max.abs())
     }
 
+    /// Distinct indices in `mode`, from 0, for each nonzero of a group of 512 * 2^`size` nonzeros, which are consecutive in the store; `None` if it
+    /// does not say.
+    #[must_use]
+    pub fn distinct(&self, mode: usize, size: usize) -> Option<f64> {
+        let statistics = self.partitions.iter().map(|partition| partition.statistics.as_ref());
+        let [distinct, sampled] = statistics.into_iter().try_fold([0, 0], |[distinct, sampled], of| {
+            Some([distinct + of?.distinct[mode][size], sampled + of?.sampled])
+        })?;
+        Some(if sampled > 0 { distinct as f64 / sampled as f64 } else { 1.0 })
+    }
+
     /// The hash of all nonzeros; `None` in version 1.
     #[must_use]
     pub fn hash(&self) -> Option<u64> {
