@@ -144,6 +144,12 @@ pub enum Vectors {
 }
 
 impl Vectors {
+    /// These, or AVX2 in place of wider ones.
+    #[must_use]
+    pub fn narrow(self) -> Self {
+        if self == Self::Widest { Self::Avx2 } else { self }
+    }
+
     /// What `pulp` calls it.
     #[must_use]
     pub fn arch(self) -> pulp::Arch {

@@ -171,7 +171,9 @@ impl Engine {
         demand: &Demand<'_>,
         machines: &Machines,
     ) -> Result<Forecast> {
-        let model = Model::new::<T>(self, store, demand, *machines)?;
+        // Processors multiply out each nonzero of one cover, as in a plan.
+        let flat = (machines.devices == 0).then(|| self.options().on_cpu(store));
+        let model = Model::new::<T>(self, flat.as_ref().unwrap_or(store), demand, *machines)?;
         let mut notes = Vec::new();
         if machines.devices > 0 && machines.count > 1 {
             notes.push(

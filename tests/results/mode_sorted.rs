@@ -94,6 +94,11 @@ fn copies_give_the_bits_of_chunks_where_rows_meet_again() {
     let fourth = skewed(&[9000, 300, 17_000, 2], 50_000);
     check::<f64>(&fourth, 16, &[2, 16], &[Slots, Copies]);
     check::<f32>(&fourth, 64, &[2, 16], &[Slots, Copies]);
+    // First and last columns, which overlap.
+    for rank in [9, 12, 18, 31, 50] {
+        check::<f64>(&fourth, rank, &[2], &[Copies]);
+        check::<f32>(&fourth, rank, &[2], &[Copies]);
+    }
 }
 
 #[test]

@@ -5,7 +5,7 @@
 //! 16 threads ([record](../../../benches/runs/2026-11-28-plans/README.md)). Machines and numbers of threads scale passes in both orders by nearly the
 //! same, at most a quarter apart; building is scaled for the number of threads. A plan compares, so it measures nothing, and does not change from run to run.
 
-use super::kernel::{LINE_BYTES, has_body};
+use super::kernel::{LINE_BYTES, columns_of_runs, has_body};
 use super::{GROUP_TILES, Strategy, lists::CACHED_BYTES, strategies};
 use crate::encoding::TILE_NNZ;
 use crate::format::GROUP_SIZES;
@@ -61,6 +61,8 @@ impl Costs {
         } else {
             6.0 + 0.7 * (rank % (LINE_BYTES / size_of::<T>())) as f64 * (order - 1.0)
         };
+        let (of_runs, columns) = columns_of_runs(rank).map_or((any_rank, rank), |columns| (0.0, columns));
+        let computed = (columns * size_of::<T>()) as f64 / ROW_BYTES;
         // Modes that are computed together share the rows that they read.
         let shares = !alternating
             && modes.iter().copied().eq(0..shape.order())
@@ -89,7 +91,7 @@ impl Costs {
             // From order 6 on in copies.
             let any_place = if order >= 6.0 { 13.0 } else { 0.0 };
             costs.from_copies +=
-                2.0 + any_place + any_rank + 2.7 * row * (order - 1.0) + 39.0 * row * other_far;
+                2.0 + any_place + of_runs + 2.7 * computed * (order - 1.0) + 39.0 * row * other_far;
             costs.building += 55.0 + 8.0 * order;
         }
         // Threads wait for each other while the system provides memory.

@@ -78,6 +78,14 @@ pub const fn has_body(rank: usize) -> bool {
     matches!(rank, 8 | 16 | 32 | 64)
 }
 
+/// The columns that loops over row runs compute at `rank`, if they know how many: see `runs_by_rank`.
+pub const fn columns_of_runs(rank: usize) -> Option<usize> {
+    match rank {
+        8 | 9..=32 | 41..=64 => Some(rank.next_power_of_two()),
+        _ => None,
+    }
+}
+
 /// Runs a body with order and rank as constants: see [`has_body`].
 macro_rules! by_rank {
     ($body:ident, [$($modes:tt),*], $rank:expr, $simd:ident, $fields:tt) => {
@@ -398,42 +406,64 @@ impl Drop for PastCaches {
 /// How many nonzeros ahead rows are prefetched.
 const FETCHED: usize = 12;
 
+/// Runs the body of runs for an order: with the rank as a constant ([`has_body`]), in two halves, which may overlap ([`columns_of_runs`]), or for any rank.
+macro_rules! runs_by_rank {
+    ([$($modes:tt),*], $list:expr, $simd:ident, $fields:tt) => {
+        match $list.rank {
+            8 => apart($simd, Runs::<T, $($modes,)* 8, 0> $fields),
+            16 => apart($simd, Runs::<T, $($modes,)* 16, 0> $fields),
+            32 => apart($simd, Runs::<T, $($modes,)* 32, 0> $fields),
+            64 => apart($simd, Runs::<T, $($modes,)* 64, 0> $fields),
+            9..=15 if lanes::<T, S>() <= 8 => apart($simd, Runs::<T, $($modes,)* 0, 8> $fields),
+            17..=31 => apart($simd, Runs::<T, $($modes,)* 0, 16> $fields),
+            41..=63 => apart($simd, Runs::<T, $($modes,)* 0, 32> $fields),
+            _ => apart($simd, Runs::<T, $($modes,)* 0, 0> $fields),
+        }
+    };
+}
+
+/// The numbers of a vector.
+const fn lanes<T: Real, S: Simd>() -> usize {
+    size_of::<T::Vector<S>>() / size_of::<T>()
+}
+
 /// Adds runs to their rows of `sums`. With `each`, sets row i to the sum of run i, from zero.
 #[inline(always)]
 pub fn runs<T: Real, S: Simd>(simd: S, list: &RunList<'_, T>, each: bool, sums: &mut [f64]) {
     if const { is_scalar::<T, S>() } {
-        return apart(simd, Runs::<T, 0, 0, 0> { list, each, sums });
+        return apart(simd, Runs::<T, 0, 0, 0, 0> { list, each, sums });
     }
     match (list.others, list.before) {
-        (1, _) => by_rank!(Runs, [1, 1], list.rank, simd, { list, each, sums }),
-        (2, 0) => by_rank!(Runs, [2, 0], list.rank, simd, { list, each, sums }),
-        (2, 1) => by_rank!(Runs, [2, 1], list.rank, simd, { list, each, sums }),
-        (2, 2) => by_rank!(Runs, [2, 2], list.rank, simd, { list, each, sums }),
-        (3, 0) => by_rank!(Runs, [3, 0], list.rank, simd, { list, each, sums }),
-        (3, 1) => by_rank!(Runs, [3, 1], list.rank, simd, { list, each, sums }),
-        (3, 2) => by_rank!(Runs, [3, 2], list.rank, simd, { list, each, sums }),
-        (3, 3) => by_rank!(Runs, [3, 3], list.rank, simd, { list, each, sums }),
-        (4, 0) => by_rank!(Runs, [4, 0], list.rank, simd, { list, each, sums }),
-        (4, 1) => by_rank!(Runs, [4, 1], list.rank, simd, { list, each, sums }),
-        (4, 2) => by_rank!(Runs, [4, 2], list.rank, simd, { list, each, sums }),
-        (4, 3) => by_rank!(Runs, [4, 3], list.rank, simd, { list, each, sums }),
-        (4, 4) => by_rank!(Runs, [4, 4], list.rank, simd, { list, each, sums }),
-        (5, _) => by_rank!(Runs, [5, ANY], list.rank, simd, { list, each, sums }),
-        (6, _) => by_rank!(Runs, [6, ANY], list.rank, simd, { list, each, sums }),
-        (7, _) => by_rank!(Runs, [7, ANY], list.rank, simd, { list, each, sums }),
-        _ => by_rank!(Runs, [0, 0], list.rank, simd, { list, each, sums }),
+        (1, _) => runs_by_rank!([1, 1], list, simd, { list, each, sums }),
+        (2, 0) => runs_by_rank!([2, 0], list, simd, { list, each, sums }),
+        (2, 1) => runs_by_rank!([2, 1], list, simd, { list, each, sums }),
+        (2, 2) => runs_by_rank!([2, 2], list, simd, { list, each, sums }),
+        (3, 0) => runs_by_rank!([3, 0], list, simd, { list, each, sums }),
+        (3, 1) => runs_by_rank!([3, 1], list, simd, { list, each, sums }),
+        (3, 2) => runs_by_rank!([3, 2], list, simd, { list, each, sums }),
+        (3, 3) => runs_by_rank!([3, 3], list, simd, { list, each, sums }),
+        (4, 0) => runs_by_rank!([4, 0], list, simd, { list, each, sums }),
+        (4, 1) => runs_by_rank!([4, 1], list, simd, { list, each, sums }),
+        (4, 2) => runs_by_rank!([4, 2], list, simd, { list, each, sums }),
+        (4, 3) => runs_by_rank!([4, 3], list, simd, { list, each, sums }),
+        (4, 4) => runs_by_rank!([4, 4], list, simd, { list, each, sums }),
+        (5, _) => runs_by_rank!([5, ANY], list, simd, { list, each, sums }),
+        (6, _) => runs_by_rank!([6, ANY], list, simd, { list, each, sums }),
+        (7, _) => runs_by_rank!([7, ANY], list, simd, { list, each, sums }),
+        _ => runs_by_rank!([0, 0], list, simd, { list, each, sums }),
     }
 }
 
-/// The body of [`runs`].
-struct Runs<'a, T, const OTHERS: usize, const BEFORE: usize, const RANK: usize> {
+/// The body of [`runs`]. It knows the rank if `RANK` is not 0. If `HALF` is not 0, the rank is from `HALF` to twice `HALF`, and the first and the last
+/// `HALF` columns are computed at once: columns in both are computed twice, and there are no columns beyond whole vectors.
+struct Runs<'a, T, const OTHERS: usize, const BEFORE: usize, const RANK: usize, const HALF: usize> {
     list: &'a RunList<'a, T>,
     each: bool,
     sums: &'a mut [f64],
 }
 
-impl<T: Real, const OTHERS: usize, const BEFORE: usize, const RANK: usize> WithSimd
-    for Runs<'_, T, OTHERS, BEFORE, RANK>
+impl<T: Real, const OTHERS: usize, const BEFORE: usize, const RANK: usize, const HALF: usize> WithSimd
+    for Runs<'_, T, OTHERS, BEFORE, RANK, HALF>
 {
     type Output = ();
 
@@ -449,18 +479,27 @@ impl<T: Real, const OTHERS: usize, const BEFORE: usize, const RANK: usize> WithS
         for k in 0..others {
             ahead[k] = if list.far[k] { columns[k].get(FETCHED..).unwrap_or(&[]) } else { &[] };
         }
-        let (mut few, mut many) = ([0.0; 64], Vec::new());
+        let (mut few, mut more, mut many) = ([0.0; 64], [0.0; 32], Vec::new());
         let apart: &mut [f64] = if RANK > 0 {
             &mut few[..RANK]
+        } else if HALF > 0 {
+            &mut few[..HALF]
         } else {
             many.resize(rank, 0.0);
             &mut many
         };
+        let last: &mut [f64] = &mut more[..HALF];
+        // Where the last columns begin.
+        let last_at = if HALF > 0 { rank - HALF } else { 0 };
         let mut at = 0;
         for (number, run) in (0u32..).zip(list.list) {
             let sum = row_mut::<f64, RANK>(sums, if each { number } else { run.row }, rank);
             if run.apart || each {
                 apart.fill(0.0);
+                last.fill(0.0);
+            } else if HALF > 0 {
+                apart.copy_from_slice(&sum[..HALF]);
+                last.copy_from_slice(&sum[last_at..][..HALF]);
             } else {
                 apart.copy_from_slice(sum);
             }
@@ -468,18 +507,32 @@ impl<T: Real, const OTHERS: usize, const BEFORE: usize, const RANK: usize> WithS
             assert!(end <= values.len(), "runs have as many nonzeros as there are");
             for i in at..end {
                 let mut rows: [&[T]; ORDER_MAX] = [&[]; ORDER_MAX];
+                let mut last_of_rows: [&[T]; ORDER_MAX] = [&[]; ORDER_MAX];
                 for k in 0..others {
                     if let Some(&index) = ahead[k].get(i) {
                         prefetch(row::<T, RANK>(factors[k], index, rank));
                     }
                     rows[k] = row::<T, RANK>(factors[k], columns[k][i], rank);
+                    if HALF > 0 {
+                        last_of_rows[k] = &rows[k][last_at..][..HALF];
+                        rows[k] = &rows[k][..HALF];
+                    }
                 }
-                add_product(simd, T::nearest(values[i]), &rows[..others], split, rank, apart);
+                let value = T::nearest(values[i]);
+                let width = if HALF > 0 { HALF } else { rank };
+                add_product(simd, value, &rows[..others], split, width, apart);
+                if HALF > 0 {
+                    add_product(simd, value, &last_of_rows[..others], split, HALF, last);
+                }
             }
+            let (first, behind) = if HALF > 0 { sum.split_at_mut(HALF) } else { (sum, &mut [][..]) };
+            let last = &last[HALF - behind.len()..];
             if run.apart && !each {
-                sum.iter_mut().zip(&*apart).for_each(|(sum, x)| *sum += x);
+                first.iter_mut().zip(&*apart).for_each(|(sum, x)| *sum += x);
+                behind.iter_mut().zip(last).for_each(|(sum, x)| *sum += x);
             } else {
-                sum.copy_from_slice(apart);
+                first.copy_from_slice(apart);
+                behind.copy_from_slice(last);
             }
             at = end;
         }

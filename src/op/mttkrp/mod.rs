@@ -649,9 +649,8 @@ impl<T: Real> Mttkrp<'_, T> {
         let Scratch { rank, vectors, wide, modes, stretch: Some(stretch), .. } = &mut self.scratch else {
             return;
         };
-        let vectors = if *vectors == Vectors::Widest { Vectors::Avx2 } else { *vectors };
         let factors = &self.factors.views();
-        let inputs = lists::Inputs { factors, rank: *rank, wide: *wide, vectors: vectors.arch() };
+        let inputs = lists::Inputs { factors, rank: *rank, wide: *wide, vectors: vectors.narrow().arch() };
         for (result, &(mode, strategy)) in self.results.iter_mut().zip(&*modes) {
             if strategy == Strategy::Lists {
                 stretch.add(mode, inputs, result.sums_mut(*rank));
@@ -710,6 +709,8 @@ impl<T: Real> Mttkrp<'_, T> {
                 *factor = MatrixRef::from_rows(factor.rows(), factor.columns(), lines.data());
             }
         }
+        // Rows that are shorter than the widest vector.
+        let vectors = if rank * size_of::<T>() < LINE_BYTES { vectors.narrow() } else { *vectors };
         let inputs = lists::Inputs { factors: &views, rank, wide: *wide, vectors: vectors.arch() };
         let computed = if let (Some(taker), Some(target)) = (taker, &mut target) {
             let (sums, factor) = (results[0].sums_mut(rank), target.data_mut());
@@ -764,9 +765,7 @@ impl<T: Real> Mttkrp<'_, T> {
             &mut self.scratch;
         workspaces.extend(open.take_if(|open| open.group.number != groups.start));
         // A single mode reads factor rows unaligned, and then every load of a wider vector would cross a cache line.
-        let narrow = !*all && *vectors == Vectors::Widest;
-        let vectors = vectors.arch();
-        let vectors = [if narrow { Vectors::Avx2.arch() } else { vectors }, vectors];
+        let vectors = [if *all { *vectors } else { vectors.narrow() }, *vectors].map(Vectors::arch);
         let (rank, stride, all, wide) = (*rank, *stride, *all, *wide);
         let factors = &self.factors.views();
         let ends = false;
