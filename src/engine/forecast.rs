@@ -415,9 +415,8 @@ impl<'a> Model<'a> {
         // Processes compute one mode in a pass, and those of MTTKRP keep no copies.
         let alone = demand.starts.is_some() || count > 1;
         let copies = ModeSortedDemand::new::<T>(manifest, demand.modes, demand.rank, threads, alone);
-        let available = machine::available_memory();
-        let half = if options.device_order == DeviceOrder::Auto { available / 2 } else { available };
-        let fits = |bytes: u64| demand.on_cpu.saturating_add(bytes) <= options.memory.unwrap_or(half);
+        let memory = self.engine.memory_with_copies(machine::available_memory());
+        let fits = |bytes: u64| demand.on_cpu.saturating_add(bytes) <= memory;
         let has_copies = (demand.starts.is_some() || count == 1)
             && demand.passes > 1
             && copies.wanted(demand.passes, options.device_order).0

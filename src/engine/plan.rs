@@ -288,9 +288,7 @@ impl Engine {
         let (ModeSortedDemand { bytes: taken, costs }, order) =
             (demand.mode_sorted, self.options().device_order);
         let (wanted, why) = demand.mode_sorted.wanted(demand.passes, order);
-        let (asked, available) = (order != DeviceOrder::Auto, limits.available);
-        // Without a limit from the user, half of the memory is left to other programs.
-        let bound = limits.memory.unwrap_or(if asked { available } else { available / 2 });
+        let bound = self.memory_with_copies(limits.available);
         let built = wanted.then(|| {
             // With copies, no chunk is needed again.
             let once = Limits { passes: 1, ..*limits };
@@ -308,6 +306,13 @@ impl Engine {
             why: why.to_owned(),
         };
         Ok((built.map_or_else(|| self.plan_host(store, bytes, limits), Ok)?, copies))
+    }
+
+    /// The most memory that a plan with mode-sorted copies takes, of `available` bytes.
+    pub(super) fn memory_with_copies(&self, available: u64) -> u64 {
+        // Without a limit or a request from the user, half of the memory is left to other programs.
+        let asked = self.options().device_order != DeviceOrder::Auto;
+        self.options().memory.unwrap_or(if asked { available } else { available / 2 })
     }
 
     /// Bytes that an operation may take beside a pass that holds `held` bytes: of the limit, or else of half the available memory.

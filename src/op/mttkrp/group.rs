@@ -50,11 +50,8 @@ impl Strategy {
         if manifest.shape.dims()[mode] as usize <= Self::short_rows(rank) {
             return Self::Copies;
         }
-        let repeats = |distinct: f64| distinct < LISTS_FROM;
-        match manifest.distinct(mode, super::GROUP_TILES.ilog2() as usize).map(repeats) {
-            Some(false) => Self::Lists,
-            _ => Self::Slots,
-        }
+        let distinct = manifest.distinct(mode, super::GROUP_TILES.ilog2() as usize);
+        if distinct.is_some_and(|rows| rows >= LISTS_FROM) { Self::Lists } else { Self::Slots }
     }
 
     /// Its name in reports and JSON.

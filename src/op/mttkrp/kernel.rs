@@ -81,7 +81,7 @@ pub const fn has_body(rank: usize) -> bool {
 /// The columns that loops over row runs compute at `rank`, if they know how many: see `runs_by_rank`.
 pub const fn columns_of_runs(rank: usize) -> Option<usize> {
     match rank {
-        8 | 9..=32 | 41..=64 => Some(rank.next_power_of_two()),
+        8..=32 | 41..=64 => Some(rank.next_power_of_two()),
         _ => None,
     }
 }
