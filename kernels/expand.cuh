@@ -7,7 +7,9 @@
 
 namespace expand {
 
-constexpr u32 THREADS = BLCO_TILE_THREADS, OWN = BLCO_TILE_NNZ / THREADS;
+// A warp takes a tile. Each of its threads takes four numbers that follow one another in a column, in each of ROUNDS rounds: they lie side
+// by side in its words.
+constexpr u32 THREADS = BLCO_TILE_THREADS, WARPS = THREADS / 32, ROUND = 4 * 32, ROUNDS = BLCO_TILE_NNZ / ROUND;
 
 // The place of the nonzero at `position`.
 __device__ __forceinline__ u32* index_at(const ExpandArgs& a, u32 position, u32 mode)
@@ -52,56 +54,165 @@ __device__ __forceinline__ void write_record(const ExpandArgs& a, u32 tile)
     }
 }
 
-// The parent of `child` in an inner level, which the whole thread block looks for: a thread for each of many nodes at a time. All threads
-// see the same, in range even if starts are damaged.
-__device__ __forceinline__ u32 find_parent(const Level& level, u32 child, u32 below, bool& bad)
+// Numbers i to i + 3 of a packed column of `width` bits, at most 32; i is a multiple of four. (See `unpack32`.)
+__device__ __forceinline__ void unpack_four(u32 (&numbers)[4], const u32* words, u32 width, u32 i, u32 start = 0)
 {
-    u32 tile = 0, tiles = (level.nodes + BLCO_TILE_NNZ - 1) / BLCO_TILE_NNZ;
-    while (tiles > 1) {
-        const u32 step = (tiles + THREADS - 1) / THREADS, own = threadIdx.x * step;
-        const bool starts = own < tiles && load<i64>(level.records + 32ull * (tile + own) + 16) <= (i64)child;
-        const u32 before = __syncthreads_count(starts), at = before > 0 ? (before - 1) * step : 0;
-        tile += at;
-        tiles = tiles - at < step ? tiles - at : step;
-    }
-    const u32 first = tile * BLCO_TILE_NNZ, rest = level.nodes - first;
-    u32 before = 0;
+    const u32 bit = i / 16 * width, shift = bit % 32;
+    const u32* const at = words + (start + 16 * (bit / 32) + i % 16);
+    u32 low[4] = {}, high[4] = {};
+    if (width > 0) take_read_only(at, low);
+    if (shift + width > 32) take_read_only(at + 16, high);
+    const u32 mask = width > 0 ? ~0u >> (32 - width) : 0;
 #pragma unroll
-    for (u32 k = 0; k < OWN; ++k) {
-        const u32 i = threadIdx.x + k * THREADS;
-        const bool there = i < rest;
-        before += __syncthreads_count(there && start_of(level, first + i, below, bad) <= child);
-    }
-    return first + (before > 0 ? before - 1 : 0);
+    for (u32 k = 0; k < 4; ++k) numbers[k] = __funnelshift_r(low[k], high[k], shift) & mask;
 }
 
-// Finds the parents of `children` nodes of the level below, from node `first` on; that level has `below` nodes. At most a tile's nodes.
-// The whole thread block calls it and sees the parents on return.
-__device__ __forceinline__ void find_parents(u32 (&parents)[BLCO_TILE_NNZ], const Level& level, u32 first, u32 children, u32 below,
-                                             bool& bad)
+// Value i of a tile: a packed integer, or a decimal if there is a section of decimals.
+static __device__ __noinline__ double rare_value(const u8* decimals, const u32* words, u32 start, u32 bits, i64 base, u32 first, u32 i)
 {
-    const u32 begin = find_parent(level, first, below, bad);
-    // Nodes that damaged starts leave out.
-    for (u32 i = threadIdx.x; i < BLCO_TILE_NNZ; i += THREADS) parents[i] = begin;
-    __syncthreads();
-    for (u32 node = begin + threadIdx.x; node < level.nodes; node += THREADS) {
-        const u32 start = start_of(level, node, below, bad), end = start_of(level, node + 1, below, bad);
-        if (start >= first + children) break;
-        for (u32 child = start > first ? start : first; child < end && child < first + children; ++child) {
-            // One thread for each node; several if damaged starts overlap.
-            atomicMax(&parents[child - first], node);
+    const double whole = (double)(base + (i64)unpack64(words, bits, i, start));
+    return decimals != nullptr ? decimal(decimals, whole, first + i) : whole;
+}
+
+// Values i to i + 3 of a tile of `slots`, i being a multiple of four; what is beyond the tile's end has any value. (See `tile_values`.)
+__device__ __forceinline__ void four_values(double (&value)[4], const Header& h, const u32* words, u32 start, const u8* width,
+                                            const u8* base, u32 first, u32 i, u32 slots, bool& bad)
+{
+    const u32 encoding = h.value_encoding;
+    if (encoding == VALUES_F32 || encoding == VALUES_F64) {
+        if (i + 3 >= slots) {
+#pragma unroll
+            for (u32 k = 0; k < 4; ++k) value[k] = i + k < slots ? section_value(h, first + i + k, bad) : 0;
+            return;
+        }
+        if (encoding == VALUES_F32) {
+            float stored[4];
+            take_read_only((const float*)h.values.at + first + i, stored);
+#pragma unroll
+            for (u32 k = 0; k < 4; ++k) value[k] = stored[k];
+        } else {
+            take_read_only((const double*)h.values.at + first + i, value);
+        }
+#pragma unroll
+        for (u32 k = 0; k < 4; ++k) bad |= !(value[k] - value[k] == 0.0);
+        return;
+    }
+    const u32 bits = load<u32>(width);
+    const i64 above = encoding == VALUES_DICTIONARY ? 0 : load<i64>(base);
+    if (bits > 32 || encoding == VALUES_DECIMAL) {
+        const u8* const decimals = encoding == VALUES_DECIMAL ? h.values.at : nullptr;
+#pragma unroll 1
+        for (u32 k = 0; k < 4; ++k) {
+            const double v = i + k < slots ? rare_value(decimals, words, start, bits, above, first, i + k) : 0;
+            // Not by number, which would put all four into local memory.
+            value[0] = k == 0 ? v : value[0];
+            value[1] = k == 1 ? v : value[1];
+            value[2] = k == 2 ? v : value[2];
+            value[3] = k == 3 ? v : value[3];
+        }
+        return;
+    }
+    u32 numbers[4];
+    unpack_four(numbers, words, bits, i, start);
+    if (encoding == VALUES_DICTIONARY) {
+#pragma unroll
+        for (u32 k = 0; k < 4; ++k) {
+            const u32 entry = i + k < slots ? inside(numbers[k], h.values.bytes / 8 - 1, bad) : 0;
+            value[k] = load<double>(h.values.at + 8ull * entry);
+        }
+    } else {
+#pragma unroll
+        for (u32 k = 0; k < 4; ++k) value[k] = (double)(above + (i64)numbers[k]);
+    }
+}
+
+// Bits 0 to BLCO_TILE_NNZ in shared memory, and one word beyond.
+struct Bits {
+    static constexpr u32 WORDS = BLCO_TILE_NNZ / 32 + 1;
+    u32 words[WORDS];
+
+    __device__ __forceinline__ void clear()
+    {
+        if (threadIdx.x % 32 < WORDS) words[threadIdx.x % 32] = 0;
+    }
+    __device__ __forceinline__ void set(u32 i) { atomicOr(&words[i / 32], 1u << i % 32); }
+    // The lane's word.
+    __device__ __forceinline__ u32 own() const { return threadIdx.x % 32 < WORDS ? words[threadIdx.x % 32] : 0; }
+};
+
+// How many bits are set up to each. Whole warps make it, each lane from its word, and ask it.
+struct Ranks {
+    // The lane's word, and the bits in the words before it and up to it.
+    u32 word, before, upto;
+
+    __device__ __forceinline__ explicit Ranks(u32 word_) : word(word_)
+    {
+        upto = __popc(word);
+#pragma unroll
+        for (u32 distance = 1; distance < 32; distance *= 2) {
+            const u32 other = __shfl_up_sync(~0u, upto, distance);
+            if (threadIdx.x % 32 >= distance) upto += other;
+        }
+        before = upto - __popc(word);
+    }
+    // Of the bits up to bit i, i among them.
+    __device__ __forceinline__ u32 upto_bit(u32 i) const
+    {
+        return __shfl_sync(~0u, before, i / 32) + __popc(__shfl_sync(~0u, word, i / 32) << (31 - i % 32));
+    }
+    __device__ __forceinline__ u32 all() const { return __shfl_sync(~0u, upto, 31); }
+};
+
+// The last of `count` numbers that `holds`, where it holds for some number and all before it; 0 if for none. A whole warp calls it.
+template <class HOLDS> __device__ __forceinline__ u32 last_that(u32 count, const HOLDS& holds)
+{
+    u32 low = 0, high = count;
+    while (high - low > 1) {
+        const u32 step = (high - low + 31) / 32, at = low + threadIdx.x % 32 * step;
+        const u32 before = __popc(__ballot_sync(~0u, at < high && holds(at)));
+        low += (before > 0 ? before - 1 : 0) * step;
+        high = high < low + step ? high : low + step;
+    }
+    return low;
+}
+
+// The parent of `child` in an inner level; the next level has `children` nodes. A whole warp calls it.
+__device__ __forceinline__ u32 find_parent(const Level& level, u32 child, u32 children, bool& bad)
+{
+    const u32 tiles = (level.nodes + BLCO_TILE_NNZ - 1) / BLCO_TILE_NNZ;
+    const u32 first = BLCO_TILE_NNZ * last_that(tiles, [&](u32 tile) { return load<i64>(level.records + 32ull * tile + 16) <= (i64)child; });
+    const u32 rest = level.nodes - first, nodes = rest < BLCO_TILE_NNZ ? rest : BLCO_TILE_NNZ;
+    return first + last_that(nodes, [&](u32 i) { return start_of(level, first + i, children, bad) <= child; });
+}
+
+// Nodes `node` to `node` + 3 of an inner level, `node` being a multiple of four: where their children start, and their indices. The next
+// level has `children` nodes; what is beyond the last node starts there.
+struct Nodes {
+    u32 start[4], index[4];
+
+    __device__ __forceinline__ Nodes(const Level& level, u32 node, u32 children, bool& bad)
+    {
+        const u32 last = level.nodes - 1, i = node % BLCO_TILE_NNZ;
+        u32 record[8];
+        take_read_only((const u32*)level.record(node <= last ? node : last), record);
+        const u32* const words = (const u32*)(level.columns + 64ull * record[0]);
+        const u32 low = record[1], span = record[2] - low, width = width_of(span), stride = record[3];
+        // The host has seen that these, without the numbers, are below `children`.
+        u32 above = record[4] + stride * i;
+        unpack_four(index, words, width, i);
+        unpack_four(start, words, record[6], i, 16 * width);
+        bad |= node <= last && i == 0 && start[0] != 0;
+#pragma unroll
+        for (u32 k = 0; k < 4; ++k) {
+            const bool there = node + k <= last;
+            const u32 rest = children - 1 - above;
+            bad |= there && (start[k] > rest || index[k] > span);
+            start[k] = !there || start[k] > rest ? children : above + start[k];
+            index[k] = low + (index[k] > span ? span : index[k]);
+            above += stride;
         }
     }
-    __syncthreads();
-}
-
-// The number of nonzeros in the tile's slots before slot i. `present` has a bit for each slot that holds one.
-__device__ __forceinline__ u32 nonzeros_before(const u32 (&present)[BLCO_TILE_NNZ / 32], u32 i)
-{
-    u32 count = __popc(present[i / 32] & ((1u << i % 32) - 1));
-    for (u32 word = 0; word < i / 32; ++word) count += __popc(present[word]);
-    return count;
-}
+};
 
 // Writes header and records. All thread blocks take part.
 __device__ __forceinline__ void write_frame(const ExpandArgs& a, u32 nnz)
@@ -112,76 +223,183 @@ __device__ __forceinline__ void write_frame(const ExpandArgs& a, u32 nnz)
     }
 }
 
-// Writes the nonzeros of a tile of leaves. A thread block climbs from level to level: each thread takes a node and tells its children, at
-// most a tile's number in all, who their parent is. Nonzeros keep the order of the leaves, without padding.
-__device__ __forceinline__ void write_nonzeros(const ExpandArgs& a, const Tree& tree, u32 tile, bool& bad)
+// What a thread block knows of a tree.
+struct Frame {
+    Header h;
+    Level levels[BLCO_ORDER_MAX];
+    // Each level's mode, and that mode's largest index.
+    u32 mode[BLCO_ORDER_MAX], highest[BLCO_ORDER_MAX];
+};
+
+// A warp's memory.
+struct Place {
+    Bits marks;
+    // Where each slot's nonzero goes, from the tile's first on; NOWHERE for padding. Not used where all slots hold nonzeros.
+    alignas(16) u16 to[BLCO_TILE_NNZ];
+    // Each slot's ancestor in the level that was looked at last, from the first slot's on.
+    u16 child[BLCO_TILE_NNZ];
+    // The indices of nodes of the level that is looked at, from the first slot's ancestor on.
+    u32 index[BLCO_TILE_NNZ];
+};
+
+constexpr u16 NOWHERE = 0xffff;
+
+// Where the nonzeros of a tile of leaves go. If all slots hold nonzeros that go to one tile, they go there four at a time.
+struct Targets {
+    u32 before;
+    bool whole;
+    const u16* to;
+
+    // Writes numbers of slots i to i + 3, each to `where` its position.
+    template <class T, class WHERE> __device__ __forceinline__ void write(u32 i, const T (&number)[4], const WHERE& where) const
+    {
+        if (whole) {
+            put(where(before + i), number);
+            return;
+        }
+        u16 at[4];
+        take(to + i, at);
+#pragma unroll
+        for (u32 k = 0; k < 4; ++k) {
+            if (at[k] != NOWHERE) *where(before + at[k]) = number[k];
+        }
+    }
+    __device__ __forceinline__ void write_indices(const ExpandArgs& a, u32 mode, u32 i, const u32 (&index)[4]) const
+    {
+        write(i, index, [&](u32 position) { return index_at(a, position, mode); });
+    }
+    __device__ __forceinline__ void write_values(const ExpandArgs& a, u32 i, const double (&value)[4]) const
+    {
+        write(i, value, [&](u32 position) { return value_at(a, position); });
+    }
+};
+
+// Finds where the nonzeros of a tile of `slots` slots go: slot i holds none where number i of `words` is `padding`. If there are not as
+// many as the records say, `nonzeros`, zeros are written for all of them. A whole warp calls it.
+__device__ __forceinline__ void find_targets(const ExpandArgs& a, Place& place, u32 before, u32 nonzeros, const u32* words, u32 width,
+                                             u32 slots, u32 padding, bool& bad)
 {
-    __shared__ u32 present[BLCO_TILE_NNZ / 32], parents[BLCO_TILE_NNZ];
-    const Level leaves = tree.level(a.order - 1);
-    const u8* modes = tree.h.first.at;
-    const u32 first = tile * BLCO_TILE_NNZ, rest = leaves.nodes - first, slots = rest < BLCO_TILE_NNZ ? rest : BLCO_TILE_NNZ;
-    Leaf<double> leaf[OWN];
-#pragma unroll
-    for (u32 k = 0; k < OWN; ++k) {
-        const u32 slot = threadIdx.x + k * THREADS;
-        leaf[k].padding = true;
-        if (slot < slots) leaf[k] = leaf_of<double>(tree, leaves, first + slot, bad);
-        const u32 word = __ballot_sync(~0u, !leaf[k].padding);
-        if (threadIdx.x % 32 == 0) present[slot / 32] = word;
+    const u32 lane = threadIdx.x % 32;
+    u32 found = 0;
+    for (u32 i = lane; i < BLCO_TILE_NNZ; i += 32) {
+        const bool real = i < slots && unpack32(words, width, i) != padding;
+        const u32 there = __ballot_sync(~0u, real);
+        place.to[i] = real ? found + __popc(there & ((1u << lane) - 1)) : NOWHERE;
+        found += __popc(there);
     }
-    __syncthreads();
-    const u8* record = leaves.record(first);
-    const u32 before = load<u32>(record + 12), behind = rest > BLCO_TILE_NNZ ? load<u32>(record + 32 + 12) : tree.h.nnz;
-    const bool padded = behind - before != slots;
-    if (nonzeros_before(present, BLCO_TILE_NNZ - 1) + (present[BLCO_TILE_NNZ / 32 - 1] >> 31) != behind - before) {
+    if (found != nonzeros) {
         bad = true;
-        for (u32 p = before + threadIdx.x; p < behind; p += THREADS) {
-            for (u32 m = 0; m < a.order; ++m) *index_at(a, p, m) = 0;
-            *value_at(a, p) = 0;
+        for (u32 i = lane; i < BLCO_TILE_NNZ; i += 32) place.to[i] = NOWHERE;
+        for (u32 i = lane; i < nonzeros; i += 32) {
+            for (u32 m = 0; m < a.order; ++m) *index_at(a, before + i, m) = 0;
+            *value_at(a, before + i) = 0;
         }
-        __syncthreads();
-        return;
     }
-    u32 position[OWN], child[OWN];
+    __syncwarp();
+}
+
+// Goes through the nodes of a level from `begin`, the parent of node `first` of the next level, to the parent of node `next`, at most a
+// tile's nodes later. Marks first children from node `first` on, but for that of `begin`, and puts the nodes' indices into `place`. The
+// next level has `below` nodes. A whole warp calls it.
+__device__ __forceinline__ void walk(Place& place, const Level& level, u32 begin, u32 first, u32 next, u32 below, bool& bad)
+{
+    u32 round = begin / 4 * 4;
+    bool more;
+    do {
+        const u32 node = round + threadIdx.x % 32 * 4;
+        const Nodes nodes(level, node, below, bad);
 #pragma unroll
-    for (u32 k = 0; k < OWN; ++k) {
-        child[k] = threadIdx.x + k * THREADS;
-        position[k] = before + (padded ? nonzeros_before(present, child[k]) : child[k]);
-        if (leaf[k].padding) continue;
-        *index_at(a, position[k], modes[a.order - 1]) = leaf[k].index;
-        *value_at(a, position[k]) = leaf[k].value;
+        for (u32 k = 0; k < 4; ++k) {
+            const u32 number = node + k - begin;
+            const bool own = node + k > begin && node + k < level.nodes && nodes.start[k] <= next;
+            if ((own || node + k == begin) && number < BLCO_TILE_NNZ) place.index[number] = nodes.index[k];
+            if (own && nodes.start[k] > first && nodes.start[k] - first <= BLCO_TILE_NNZ) place.marks.set(nodes.start[k] - first);
+        }
+        more = __shfl_sync(~0u, node + 3 < level.nodes && nodes.start[3] <= next, 31);
+        round += ROUND;
+        // Damaged starts may never reach `next`.
+    } while (more && round - begin <= BLCO_TILE_NNZ);
+}
+
+// Writes the nonzeros of a tile of leaves. A warp climbs from level to level: its threads look at the nodes, and each slot's ancestor is the
+// first one's plus the number of marks up to the slot. Nonzeros keep the order of the leaves, without padding.
+__device__ __forceinline__ void write_nonzeros(const ExpandArgs& a, const Frame& f, Place& place, u32 tile, bool& bad)
+{
+    const Level leaves = f.levels[a.order - 1];
+    const u32 lane = threadIdx.x % 32, first = tile * BLCO_TILE_NNZ, rest = leaves.nodes - first;
+    const u32 slots = rest < BLCO_TILE_NNZ ? rest : BLCO_TILE_NNZ;
+    const u8* const record = leaves.record(first);
+    const u32 before = load<u32>(record + 12), behind = rest > BLCO_TILE_NNZ ? load<u32>(record + 32 + 12) : f.h.nnz;
+    const bool padded = behind - before != slots;
+    const u32 low = load<u32>(record + 4), span = level_span(record), width = width_of(span + padded);
+    const u32* const words = leaves.words(record);
+    const Targets targets = {before, slots == BLCO_TILE_NNZ && before % BLCO_TILE_NNZ == 0 && !padded, place.to};
+    if (!targets.whole) find_targets(a, place, before, behind - before, words, width, slots, padded ? span + 1 : ~0u, bad);
+#pragma unroll
+    for (u32 round = 0; round < ROUNDS; ++round) {
+        const u32 i = round * ROUND + 4 * lane;
+        u32 index[4];
+        double value[4];
+        unpack_four(index, words, width, i);
+        four_values(value, f.h, words, 16 * width, record + 24, record + 16, first, i, slots, bad);
+#pragma unroll
+        for (u32 k = 0; k < 4; ++k) {
+            bad |= i + k < slots && index[k] > span + padded;
+            index[k] = low + (index[k] > span ? span : index[k]);
+        }
+        targets.write_indices(a, f.mode[a.order - 1], i, index);
+        targets.write_values(a, i, value);
+        put(place.child + i, {(u16)i, (u16)(i + 1), (u16)(i + 2), (u16)(i + 3)});
     }
-    // The nodes of the level below whose parents are wanted, and the number of nodes in that level.
-    u32 first_child = first, children = slots, below = leaves.nodes;
+    // Of the next level: the node from which the slots' ancestors are counted, the next tile's, and the number of nodes.
+    u32 first_child = first, next = first + slots, below = leaves.nodes;
     for (u32 l = a.order - 1; l-- > 0;) {
-        const Level level = tree.level(l);
-        find_parents(parents, level, first_child, children, below, bad);
-        const u32 begin = parents[0], end = parents[children - 1];
-        bad |= end < begin || end - begin >= children;
+        const Level level = f.levels[l];
+        place.marks.clear();
+        const u32 begin = find_parent(level, first_child, below, bad);
+        __syncwarp();
+        walk(place, level, begin, first_child, next, below, bad);
+        __syncwarp();
+        const Ranks ranks(place.marks.own());
+        const u32 mode = f.mode[l], highest = f.highest[l];
 #pragma unroll
-        for (u32 k = 0; k < OWN; ++k) {
-            if (leaf[k].padding) continue;
-            const u32 node = parents[child[k]];
-            *index_at(a, position[k], modes[l]) = index_of(level, node, bad);
-            child[k] = inside(node - begin, children - 1, bad);
+        for (u32 round = 0; round < ROUNDS; ++round) {
+            const u32 i = round * ROUND + 4 * lane;
+            u16 child[4];
+            u32 index[4];
+            take(place.child + i, child);
+#pragma unroll
+            for (u32 k = 0; k < 4; ++k) {
+                child[k] = ranks.upto_bit(child[k]);
+                // Damaged starts leave out nodes.
+                const u32 found = place.index[child[k] % BLCO_TILE_NNZ];
+                index[k] = found < highest ? found : highest;
+            }
+            targets.write_indices(a, mode, i, index);
+            put(place.child + i, child);
         }
-        children = end - begin < children ? end - begin + 1 : children;
-#pragma unroll
-        for (u32 k = 0; k < OWN; ++k) child[k] = child[k] < children ? child[k] : children - 1;
         first_child = begin;
+        next = begin + ranks.all();
         below = level.nodes;
-        __syncthreads();
+        __syncwarp();
     }
 }
 
-// Every node of the inner levels has children: this also finds damaged starts that the climb passes by.
-__device__ __forceinline__ void check_starts(const ExpandArgs& a, const Tree& tree, bool& bad)
+// Starts ascend: this also finds damaged ones that the climb passes by.
+__device__ __forceinline__ void check_starts(const Frame& f, u32 order, bool& bad)
 {
-    for (u32 l = 0; l + 1 < a.order; ++l) {
-        const Level level = tree.level(l);
-        const u32 below = tree.nodes(l + 1);
-        for (u32 node = blockIdx.x * THREADS + threadIdx.x; node < level.nodes; node += gridDim.x * THREADS) {
-            bad |= start_of(level, node, below, bad) >= start_of(level, node + 1, below, bad);
+    // Each warp shares its last thread's nodes with the next warp.
+    constexpr u32 NEW = ROUND - 4;
+    const u32 own = (blockIdx.x * WARPS + threadIdx.x / 32) * NEW + threadIdx.x % 32 * 4;
+    const bool last = threadIdx.x % 32 == 31;
+    for (u32 l = 0; l + 1 < order; ++l) {
+        const Level level = f.levels[l];
+        const u32 below = f.levels[l + 1].nodes;
+        for (u32 node = own; node - threadIdx.x % 32 * 4 < level.nodes; node += gridDim.x * WARPS * NEW) {
+            const Nodes nodes(level, node, below, bad);
+            const u32 next = __shfl_down_sync(~0u, nodes.start[0], 1);
+#pragma unroll
+            for (u32 k = 0; k < 4; ++k) bad |= !last && node + k < level.nodes && nodes.start[k] >= (k < 3 ? nodes.start[(k + 1) % 4] : next);
         }
     }
 }
@@ -189,12 +407,27 @@ __device__ __forceinline__ void check_starts(const ExpandArgs& a, const Tree& tr
 // A grid of any size.
 __device__ inline void tree(const ExpandArgs& a)
 {
-    const Tree tree((const u8*)a.from);
-    const u32 slots = tree.nodes(a.order - 1);
+    __shared__ Frame frame;
+    __shared__ Place places[WARPS];
+    if (threadIdx.x < a.order) {
+        const Tree tree((const u8*)a.from);
+        const u32 l = threadIdx.x, mode = tree.h.first.at[l];
+        if (l == 0) frame.h = tree.h;
+        frame.levels[l] = tree.level(l);
+        frame.mode[l] = mode;
+        u32 dim = 1;
+#pragma unroll
+        for (u32 m = 0; m < BLCO_ORDER_MAX; ++m) dim = m == mode ? a.dims[m] : dim;
+        frame.highest[l] = dim - 1;
+    }
+    __syncthreads();
+    write_frame(a, frame.h.nnz);
+    const u32 leaves = frame.levels[a.order - 1].nodes, tiles = (leaves + BLCO_TILE_NNZ - 1) / BLCO_TILE_NNZ;
     bool bad = false;
-    write_frame(a, tree.h.nnz);
-    check_starts(a, tree, bad);
-    for (u32 t = blockIdx.x; t < (slots + BLCO_TILE_NNZ - 1) / BLCO_TILE_NNZ; t += gridDim.x) write_nonzeros(a, tree, t, bad);
+    for (u32 t = blockIdx.x * WARPS + threadIdx.x / 32; t < tiles; t += gridDim.x * WARPS) {
+        write_nonzeros(a, frame, places[threadIdx.x / 32], t, bad);
+    }
+    check_starts(frame, a.order, bad);
     if (bad) atomicMin((u32*)a.fault, a.number);
 }
 
@@ -215,11 +448,16 @@ struct Columns {
         start += 16 * width_of(load<u32>(ranges + 4) - load<u32>(ranges));
         ranges += 8;
     }
-    // Number i of this column.
-    __device__ __forceinline__ u32 index(u32 i, bool& bad) const
+    // Numbers i to i + 3 of this column of `count`.
+    __device__ __forceinline__ void four(u32 (&index)[4], u32 i, u32 count, bool& bad) const
     {
         const u32 low = load<u32>(ranges), span = load<u32>(ranges + 4) - low;
-        return low + inside(unpack32(words, width_of(span), i, start), span, bad);
+        unpack_four(index, words, width_of(span), i, start);
+#pragma unroll
+        for (u32 k = 0; k < 4; ++k) {
+            bad |= i + k < count && index[k] > span;
+            index[k] = low + (index[k] > span ? span : index[k]);
+        }
     }
 };
 
@@ -244,65 +482,117 @@ struct Segments {
     __device__ __forceinline__ u32 flag_words() const { return (h.nnz + 31) / 32; }
 };
 
-// The number of segments that begin in the first `words` words of flags. The whole thread block calls it.
-__device__ __forceinline__ u32 segments_before(const Segments& s, u32 words)
+// The number of segments that begin in words `begin` to `end`, both even, of the flags. All `of` threads of a warp or thread block count,
+// and each warp gets its part.
+__device__ __forceinline__ u32 begin_in(const Segments& s, u32 begin, u32 end, u32 of)
 {
-    __shared__ u32 sum;
-    if (threadIdx.x == 0) sum = 0;
-    __syncthreads();
-    u32 own = 0;
-    for (u32 w = threadIdx.x; w < words; w += THREADS) own += __popc(__ldg(s.flags + w));
-    if (own > 0) atomicAdd(&sum, own);
-    __syncthreads();
+    constexpr u32 LOADS = 8;
+    u32 sum = 0;
+    for (u32 from = begin + threadIdx.x % of * 2; from < end; from += 2 * LOADS * of) {
+        u32 words[LOADS][2] = {};
+#pragma unroll
+        for (u32 k = 0; k < LOADS; ++k) {
+            if (from + 2 * k * of < end) take_read_only(s.flags + (from + 2 * k * of), words[k]);
+        }
+#pragma unroll
+        for (u32 k = 0; k < LOADS; ++k) sum += __popc(words[k][0]) + __popc(words[k][1]);
+    }
+#pragma unroll
+    for (u32 distance = 16; distance > 0; distance /= 2) sum += __shfl_xor_sync(~0u, sum, distance);
     return sum;
 }
 
-// A grid of any size. A thread block takes consecutive tiles, so it counts the segments before them only once.
+// Writes four numbers, the first of which is number i of `count`; none beyond.
+template <class T> __device__ __forceinline__ void put_there(T* to, const T (&number)[4], u32 i, u32 count)
+{
+    if (i + 3 < count) {
+        put(to, number);
+        return;
+    }
+#pragma unroll
+    for (u32 k = 0; k < 4; ++k) {
+        if (i + k < count) to[k] = number[k];
+    }
+}
+
+// A grid of any size. A thread block takes consecutive tiles, so it counts the segments before them only once, and so does each of its warps.
 __device__ inline void segments(const ExpandArgs& a)
 {
-    __shared__ u32 flags[BLCO_TILE_NNZ / 32];
+    constexpr u32 WORDS = BLCO_TILE_NNZ / 32;
+    // Of each warp: the indices of its tile's segments, from a multiple of four on, and the segments that it has counted.
+    alignas(16) __shared__ u32 indices[WARPS][BLCO_TILE_NNZ + 8];
+    __shared__ u32 of_warps[WARPS];
     const Segments s(a);
-    const u32 tiles = (s.h.nnz + BLCO_TILE_NNZ - 1) / BLCO_TILE_NNZ;
-    const u32 begin = (u64)tiles * blockIdx.x / gridDim.x, end = (u64)tiles * (blockIdx.x + 1) / gridDim.x;
+    const u32 tiles = (s.h.nnz + BLCO_TILE_NNZ - 1) / BLCO_TILE_NNZ, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const u32 first_tile = (u64)tiles * blockIdx.x / gridDim.x, of_block = (u32)((u64)tiles * (blockIdx.x + 1) / gridDim.x) - first_tile;
+    const u32 begin = first_tile + of_block * warp / WARPS, end = first_tile + of_block * (warp + 1) / WARPS;
+    u32* const index_of = indices[warp];
     bool bad = false;
     write_frame(a, s.h.nnz);
-    u32 before = segments_before(s, begin * (BLCO_TILE_NNZ / 32));
+    const u32 counted = begin_in(s, 0, first_tile * WORDS, THREADS);
+    if (lane == 0) of_warps[warp] = counted;
+    __syncthreads();
+    u32 before = begin_in(s, first_tile * WORDS, begin * WORDS, 32);
+    for (u32 w = 0; w < WARPS; ++w) before += of_warps[w];
     for (u32 t = begin; t < end; ++t) {
-        __syncthreads();
-        const u32 word = t * (BLCO_TILE_NNZ / 32) + threadIdx.x;
-        if (threadIdx.x < BLCO_TILE_NNZ / 32) flags[threadIdx.x] = word < s.flag_words() ? __ldg(s.flags + word) : 0;
-        __syncthreads();
-        const u32 first = t * BLCO_TILE_NNZ, slots = s.h.nnz - first < BLCO_TILE_NNZ ? s.h.nnz - first : BLCO_TILE_NNZ;
+        const u32 word = t * WORDS + lane, first = t * BLCO_TILE_NNZ, rest = s.h.nnz - first;
+        const u32 slots = rest < BLCO_TILE_NNZ ? rest : BLCO_TILE_NNZ;
+        const Ranks ranks(lane < WORDS && word < s.flag_words() ? __ldg(s.flags + word) : 0);
         const u8* const record = s.tiles + (u64)s.tile_record * t;
-        const auto slot = [&](u32 k) {
-            const u32 i = threadIdx.x + k * THREADS;
-            return i < slots ? i : slots - 1;
-        };
         Columns columns(s.h, record, record + 16);
         for (u32 m = 0; m < a.order; ++m) {
             if ((a.product >> m & 1) == 0) continue;
 #pragma unroll
-            for (u32 k = 0; k < OWN; ++k) *index_at(a, first + slot(k), m) = columns.index(slot(k), bad);
+            for (u32 round = 0; round < ROUNDS; ++round) {
+                const u32 i = round * ROUND + 4 * lane;
+                u32 index[4];
+                columns.four(index, i, slots, bad);
+                put_there(index_at(a, first + i, m), index, i, slots);
+            }
             columns.pass();
         }
-        double value[OWN];
-        tile_values(value, s.h, columns.words, columns.start, record + 4, record + 8, first, slot, bad);
 #pragma unroll
-        for (u32 k = 0; k < OWN; ++k) {
-            const u32 i = slot(k);
-            *value_at(a, first + i) = value[k];
-            u32 segment = before + __popc(flags[i / 32] & ~0u >> (31 - i % 32)) - 1;
-            for (u32 w = 0; w < i / 32; ++w) segment += __popc(flags[w]);
-            segment = inside(segment, s.count - 1, bad);
-            const u8* const group = s.groups + (u64)s.group_record * (segment / BLCO_TILE_NNZ);
-            Columns of_segment(s.h, group, group + 8);
-            for (u32 m = 0; m < a.order; ++m) {
-                if (a.product >> m & 1) continue;
-                *index_at(a, first + i, m) = of_segment.index(segment % BLCO_TILE_NNZ, bad);
-                of_segment.pass();
-            }
+        for (u32 round = 0; round < ROUNDS; ++round) {
+            const u32 i = round * ROUND + 4 * lane;
+            double value[4];
+            four_values(value, s.h, columns.words, columns.start, record + 4, record + 8, first, i, slots, bad);
+            put_there(value_at(a, first + i), value, i, slots);
         }
-        for (u32 w = 0; w < BLCO_TILE_NNZ / 32; ++w) before += __popc(flags[w]);
+        // The segments of the first and the last nonzero.
+        u32 low = before + (__shfl_sync(~0u, ranks.word, 0) & 1) - 1, high = before + ranks.all() - 1;
+        if (low > high || high >= s.count) {
+            bad = true;
+            low = 0;
+            high = s.count - 1 < BLCO_TILE_NNZ ? s.count - 1 : BLCO_TILE_NNZ;
+        }
+        const u32 from = low / 4 * 4;
+        for (u32 m = 0, number = 0; m < a.order; ++m) {
+            if (a.product >> m & 1) continue;
+            __syncwarp();
+            for (u32 segment = from + 4 * lane; segment <= high; segment += ROUND) {
+                const u32 of_group = segment % BLCO_TILE_NNZ, left = s.count - (segment - of_group);
+                const u8* const group = s.groups + (u64)s.group_record * (segment / BLCO_TILE_NNZ);
+                Columns of_segments(s.h, group, group + 8);
+                for (u32 n = 0; n < number; ++n) of_segments.pass();
+                u32 index[4];
+                of_segments.four(index, of_group, left, bad);
+                put(index_of + (segment - from), index);
+            }
+            __syncwarp();
+#pragma unroll
+            for (u32 round = 0; round < ROUNDS; ++round) {
+                const u32 i = round * ROUND + 4 * lane;
+                u32 index[4];
+#pragma unroll
+                for (u32 k = 0; k < 4; ++k) {
+                    const u32 segment = before + ranks.upto_bit(i + k) - 1;
+                    index[k] = index_of[segment < low ? low - from : segment > high ? high - from : segment - from];
+                }
+                put_there(index_at(a, first + i, m), index, i, slots);
+            }
+            ++number;
+        }
+        before += ranks.all();
     }
     if (bad) atomicMin((u32*)a.fault, a.number);
 }

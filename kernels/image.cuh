@@ -27,6 +27,51 @@ template <class T> __device__ __forceinline__ T load(const u8* at)
     return __ldg((const T*)at);
 }
 
+// Numbers that are read and written together.
+template <class T, int N> struct alignas(N * sizeof(T) < 16 ? N * sizeof(T) : 16) Numbers {
+    T x[N];
+};
+
+// N numbers of memory, aligned to their bytes or to 16.
+template <class T, int N> __device__ __forceinline__ void take(const T* from, T (&to)[N])
+{
+    const Numbers<T, N> numbers = *(const Numbers<T, N>*)from;
+#pragma unroll
+    for (int i = 0; i < N; ++i) to[i] = numbers.x[i];
+}
+
+template <class T, int N> __device__ __forceinline__ void put(T* to, const T (&from)[N])
+{
+    Numbers<T, N> numbers;
+#pragma unroll
+    for (int i = 0; i < N; ++i) numbers.x[i] = from[i];
+    *(Numbers<T, N>*)to = numbers;
+}
+
+// The same of memory that the kernel only reads, aligned to the largest power of two, up to 16, that divides its bytes.
+template <class PIECE, class T, int N> __device__ __forceinline__ void take_pieces(const T* from, T (&to)[N])
+{
+    constexpr int OF = sizeof(PIECE) / sizeof(T);
+#pragma unroll
+    for (int i = 0; i < N; i += OF) {
+        union {
+            PIECE piece;
+            T x[OF];
+        } taken;
+        taken.piece = __ldg((const PIECE*)(from + i));
+#pragma unroll
+        for (int k = 0; k < OF; ++k) to[i + k] = taken.x[k];
+    }
+}
+
+template <class T, int N> __device__ __forceinline__ void take_read_only(const T* from, T (&to)[N])
+{
+    constexpr int BYTES = N * sizeof(T);
+    if constexpr (BYTES % 16 == 0) take_pieces<uint4>(from, to);
+    else if constexpr (BYTES % 8 == 0) take_pieces<uint2>(from, to);
+    else take_pieces<u32>(from, to);
+}
+
 // The chunk of a launch's list that thread block `block` works on. Whole warps call it, and their threads look at 32 chunks at a time:
 // before its first nonzero, a thread block waits for a chain of loads, and this is the longest part of it.
 __device__ __forceinline__ Chunk chunk_of(const Chunk* chunks, u32 count, u32 block)

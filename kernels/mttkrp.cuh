@@ -20,41 +20,6 @@ template <int LANES_, int COLUMNS_, int BATCH_> struct Lanes {
     static constexpr int LANES = LANES_, COLUMNS = COLUMNS_, BATCH = BATCH_, SWEEP = LANES * COLUMNS;
 };
 
-// N numbers of shared memory, aligned to 16 bytes.
-template <class T, int N> __device__ __forceinline__ void take(const T* from, T (&to)[N])
-{
-    struct alignas(N * sizeof(T) < 16 ? N * sizeof(T) : 16) Numbers {
-        T x[N];
-    };
-    const Numbers numbers = *(const Numbers*)from;
-#pragma unroll
-    for (int i = 0; i < N; ++i) to[i] = numbers.x[i];
-}
-
-// The same of memory that the kernel only reads, aligned to the largest power of two, up to 16, that divides its bytes.
-template <class PIECE, class T, int N> __device__ __forceinline__ void take_pieces(const T* from, T (&to)[N])
-{
-    constexpr int OF = sizeof(PIECE) / sizeof(T);
-#pragma unroll
-    for (int i = 0; i < N; i += OF) {
-        union {
-            PIECE piece;
-            T x[OF];
-        } taken;
-        taken.piece = __ldg((const PIECE*)(from + i));
-#pragma unroll
-        for (int k = 0; k < OF; ++k) to[i + k] = taken.x[k];
-    }
-}
-
-template <class T, int N> __device__ __forceinline__ void take_read_only(const T* from, T (&to)[N])
-{
-    constexpr int BYTES = N * sizeof(T);
-    if constexpr (BYTES % 16 == 0) take_pieces<uint4>(from, to);
-    else if constexpr (BYTES % 8 == 0) take_pieces<uint2>(from, to);
-    else take_pieces<u32>(from, to);
-}
-
 // The columns of a thread in one sweep over the rank: column(0) and others at distances of LANES. WHOLE: none is beyond the rank.
 template <class S, bool WHOLE> struct Sweep {
     // The sweep's first column, the rank, and the thread's place in its group.

@@ -40,14 +40,6 @@ struct Tree {
     }
 };
 
-// The index of a node of an inner level.
-__device__ __forceinline__ u32 index_of(const Level& l, u32 node, bool& bad)
-{
-    const u8* record = l.record(node);
-    const u32 span = level_span(record);
-    return load<u32>(record + 4) + inside(unpack32(l.words(record), width_of(span), node % BLCO_TILE_NNZ), span, bad);
-}
-
 // The first child of a node of an inner level; the next level has `children` nodes. For the node after the last, the end of its children.
 __device__ __forceinline__ u32 start_of(const Level& l, u32 node, u32 children, bool& bad)
 {

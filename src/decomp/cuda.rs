@@ -12,7 +12,7 @@ use crate::backend::Squares;
 use crate::backend::cuda::CudaBackend;
 use crate::backend::cuda::abi::{DENSE_THREADS, DENSE_TILE, DenseArgs};
 use crate::backend::cuda::dense::{DenseKernels, ExtendedKernels, FUSED_RANK_MAX, HALS_RANK_MAX};
-use crate::backend::cuda::driver::{Device, Memory, Pinned, Stream};
+use crate::backend::cuda::driver::{Device, Memory, Pinned, Priority, Stream};
 use crate::backend::device::{KernelReport, KernelSource};
 use crate::backend::plan::{DevicePlan, Operation};
 use crate::dense::{Matrix, Precision, Real};
@@ -91,7 +91,7 @@ impl Dense {
         let slabs = slabs(rank, multiprocessors);
         let memory = |numbers: usize| device.memory(numbers * size_of::<f64>());
         Ok(Self {
-            stream: device.stream(true)?,
+            stream: device.stream(Priority::Highest)?,
             kernels: DenseKernels::load(device, precision, rank, nonneg)?,
             extended: None,
             slabs,

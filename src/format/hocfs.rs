@@ -54,6 +54,10 @@ impl ChunkFormat for Hocfs {
         format!("--format hocfs --slice {}, levels of modes {:?}", self.leaf.name(), self.levels.modes())
     }
 
+    fn slots_max(&self, nnz: u64) -> u64 {
+        self.leaf.slots_max(nnz)
+    }
+
     fn cuts_at_tiles(&self) -> bool {
         false
     }

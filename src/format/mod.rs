@@ -153,6 +153,12 @@ pub trait ChunkFormat: Debug + Send + Sync + 'static {
         0
     }
 
+    /// The most slots that `nnz` nonzeros of a chunk take. Of formats without padding: as many.
+    #[doc(hidden)]
+    fn slots_max(&self, nnz: u64) -> u64 {
+        nnz
+    }
+
     /// Of F-COO: the nonzeros of a thread, which share a start flag.
     fn thread_nnz(&self) -> Option<u32> {
         None

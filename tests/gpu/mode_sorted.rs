@@ -12,7 +12,7 @@
 use crate::common::{Kind, SMALL_CHUNKS, Tensor, exported, options, packed, values};
 use crate::on_a_device::{on_a_device, on_the_mock};
 use blco::internals::backend::cuda::abi::{Chunk, SHARE, TILE};
-use blco::internals::backend::cuda::driver::{Device, Memory, Stream};
+use blco::internals::backend::cuda::driver::{Device, Memory, Priority, Stream};
 use blco::internals::backend::cuda::mode_sorted::{
     BuildInput, CopyPlan, FiberKernels, SortKernels, SortedCopy, build, value_encoding,
 };
@@ -163,7 +163,7 @@ fn check(
     image_nnz: u32,
     what: &str,
 ) -> Vec<ValueEncoding> {
-    let (kernels, stream) = (SortKernels::load(device).unwrap(), device.stream(false).unwrap());
+    let (kernels, stream) = (SortKernels::load(device).unwrap(), device.stream(Priority::Lowest).unwrap());
     let resident = Resident::new(device, store, chunks.clone()).unwrap();
     let nonzeros = exported(store).unwrap();
     let entries = &store.manifest().chunks;
@@ -266,7 +266,8 @@ fn chunks_of_several_value_encodings_and_some_of_a_stores_chunks() {
 #[test]
 fn mttkrp_of_a_copy_agrees_with_the_oracle() {
     on_a_device(module_path!(), "mttkrp_of_a_copy_agrees_with_the_oracle", |device| {
-        let (kernels, stream) = (SortKernels::load(device).unwrap(), device.stream(false).unwrap());
+        let (kernels, stream) =
+            (SortKernels::load(device).unwrap(), device.stream(Priority::Lowest).unwrap());
         for (value, rank) in [(values::integer as Value, 5), (values::fraction, 33)] {
             let dir = tempfile::tempdir().unwrap();
             let tensor = Tensor::random(&[100, 90, 800], 5000, 5, value);
@@ -357,7 +358,8 @@ fn first_tile(store: &Store, header: &ChunkHeader) -> (TileRecord, usize) {
 #[test]
 fn numbers_out_of_range_are_found_and_read_nothing_outside() {
     on_a_device(module_path!(), "numbers_out_of_range_are_found_and_read_nothing_outside", |device| {
-        let (kernels, stream) = (SortKernels::load(device).unwrap(), device.stream(false).unwrap());
+        let (kernels, stream) =
+            (SortKernels::load(device).unwrap(), device.stream(Priority::Lowest).unwrap());
         for value in [values::integer, values::few, values::fraction] {
             let dir = tempfile::tempdir().unwrap();
             let tensor = Tensor::random(&[1000, 900, 800], 5000, 5, value);
@@ -416,7 +418,8 @@ fn what_cannot_be_put_in_order_is_an_error() {
         let resident = Resident::new(device, &store, 0..1).unwrap();
         let integers =
             CopyPlan::new(&device.facts, store.manifest(), 0..1, 0, ValueEncoding::Integer, 1 << 22).unwrap();
-        let (kernels, stream) = (SortKernels::load(device).unwrap(), device.stream(false).unwrap());
+        let (kernels, stream) =
+            (SortKernels::load(device).unwrap(), device.stream(Priority::Lowest).unwrap());
         let refused =
             build(input(device, &kernels, &stream, &store, &integers, resident.list()), None).unwrap_err();
         assert!(matches!(refused, Error::Corrupt { .. }), "{refused}");
@@ -432,7 +435,8 @@ fn build_once() -> Result<()> {
     let device = Device::open(0)?;
     let resident = Resident::new(&device, &store, 0..store.manifest().chunks.len())?;
     let plan = resident.plan(&device, &store, 1, Precision::F64, 2048);
-    let (kernels, stream): (SortKernels, Stream) = (SortKernels::load(&device)?, device.stream(false)?);
+    let (kernels, stream): (SortKernels, Stream) =
+        (SortKernels::load(&device)?, device.stream(Priority::Lowest)?);
     let images: u64 = store.manifest().chunks.iter().map(|c| c.image_bytes.next_multiple_of(256)).sum();
     build(input(&device, &kernels, &stream, &store, &plan, resident.list()), None)?;
     let (finder, room) = (FiberKernels::load(&device)?, (u64::MAX, |_| 0));
@@ -526,7 +530,7 @@ fn bench() {
         println!("every mode is in order");
     }
     let resident = Resident::new(&device, &store, 0..store.manifest().chunks.len()).unwrap();
-    let (kernels, stream) = (SortKernels::load(&device).unwrap(), device.stream(false).unwrap());
+    let (kernels, stream) = (SortKernels::load(&device).unwrap(), device.stream(Priority::Lowest).unwrap());
     let nnz = store.manifest().nnz as f64;
     let of_store = store.manifest().chunks.iter().map(|c| c.image_bytes).sum::<u64>() as f64 / nnz;
     println!(

@@ -14,11 +14,15 @@ pub(super) struct EventClock {
     used: usize,
     /// What each pair of events stands around.
     marks: Vec<(Stage, usize, Option<usize>)>,
+    /// How many of them have been looked at, and the times of those of chunks.
+    looked_at: usize,
+    spans: Vec<Span>,
 }
 
 impl EventClock {
     pub(super) fn new(device: &Arc<Device>) -> Result<Self> {
-        Ok(Self { base: device.event(true)?, events: Vec::new(), used: 0, marks: Vec::new() })
+        let base = device.event(true)?;
+        Ok(Self { base, events: Vec::new(), used: 0, marks: Vec::new(), looked_at: 0, spans: Vec::new() })
     }
 
     /// Creates events until there are enough for this many pairs in a pass.
@@ -31,8 +35,9 @@ impl EventClock {
 
     /// Starts from zero, now: nothing is under way on `idle`.
     pub(super) fn begin(&mut self, idle: &Stream) -> Result<()> {
-        self.used = 0;
+        (self.used, self.looked_at) = (0, 0);
         self.marks.clear();
+        self.spans.clear();
         self.base.record(idle)
     }
 
@@ -64,16 +69,37 @@ impl EventClock {
         Ok(end)
     }
 
+    /// Reads the times of what is done, while a pass goes on: asking for them takes as long as submitting the work. All pairs so far have
+    /// been recorded.
+    pub(super) fn look(&mut self) -> Result<()> {
+        while let Some(&(.., chunk)) = self.marks.get(self.looked_at) {
+            if chunk.is_some() {
+                if !self.events[2 * self.looked_at + 1].is_done()? {
+                    break;
+                }
+                self.spans.push(self.span(self.looked_at)?);
+            }
+            self.looked_at += 1;
+        }
+        Ok(())
+    }
+
+    /// When something that is done went on.
+    fn span(&self, mark: usize) -> Result<Span> {
+        let (stage, lane, chunk) = self.marks[mark];
+        let at = |event: usize| self.events[event].seconds_since(&self.base);
+        Ok(Span { stage, lane, chunk, start: at(2 * mark)?, end: at(2 * mark + 1)? })
+    }
+
     /// When it all went on. Waits for each end, those of single chunks first: most of it is read while the last ones are under way.
-    pub(super) fn read(&self, spans: &mut Vec<Span>, pass: &mut DevicePass) -> Result<()> {
+    pub(super) fn read(&mut self, spans: &mut Vec<Span>, pass: &mut DevicePass) -> Result<()> {
         let first = spans.len();
-        let timed = || self.marks.iter().zip(self.events.chunks_exact(2));
-        let (of_chunks, of_all) =
-            (timed().filter(|(m, _)| m.2.is_some()), timed().filter(|(m, _)| m.2.is_none()));
-        for (&(stage, lane, chunk), pair) in of_chunks.chain(of_all) {
-            pair[1].synchronize()?;
-            let (start, end) = (pair[0].seconds_since(&self.base)?, pair[1].seconds_since(&self.base)?);
-            spans.push(Span { stage, lane, chunk, start, end });
+        spans.append(&mut self.spans);
+        let is_of_chunk = |mark: &usize| self.marks[*mark].2.is_some();
+        let of_chunks = (self.looked_at..self.marks.len()).filter(is_of_chunk);
+        for mark in of_chunks.chain((0..self.marks.len()).filter(|mark| !is_of_chunk(mark))) {
+            self.events[2 * mark + 1].synchronize()?;
+            spans.push(self.span(mark)?);
         }
         let of = |stage| spans[first..].iter().filter(move |s| s.stage == stage).map(|s| (s.start, s.end));
         pass.copy_seconds = covered(of(Stage::Copy).collect());

@@ -2,7 +2,7 @@
 //! the modes that they serve have an entry for each fiber instead of nonzeros ([`FiberKernels::along`]).
 
 use super::abi::SORTED_TILES;
-use super::driver::{Device, Memory};
+use super::driver::{Device, Memory, Priority};
 use super::mode_sorted::{
     self, BuildInput, CopyPlan, FiberKernels, FiberLists, SortKernels, SortedCopy, Source,
 };
@@ -138,7 +138,8 @@ impl<O: DeviceOp> CudaBackend<O> {
         let list = list(device, &chunks_at(at, &offsets, manifest, planned.groups[group].start, 1))?;
         let chunks = (list.address(), u32::try_from(offsets.len()).unwrap_or(u32::MAX));
         let kernels = self.sort_kernels.as_ref().expect("just loaded");
-        let (stream, room, finder) = (device.stream(true)?, planned.room_bytes, FiberKernels::load(device)?);
+        let (stream, room, finder) =
+            (device.stream(Priority::Highest)?, planned.room_bytes, FiberKernels::load(device)?);
         let input = BuildInput { device, kernels, stream: &stream, store, plan: &copy, chunks };
         let counts = finder.estimate(input)?;
         let plan = plan::again(store, &self.plan, Shortfall::Fibers(counts))?;

@@ -216,7 +216,7 @@ impl Device {
 
     /// Allocates device memory that holds zeros.
     pub fn zeros(self: &Arc<Self>, bytes: usize) -> Result<Memory> {
-        let (mut memory, stream) = (self.memory(bytes)?, self.stream(true)?);
+        let (mut memory, stream) = (self.memory(bytes)?, self.stream(Priority::Highest)?);
         stream.fill(&mut memory, 0)?;
         stream.synchronize()?;
         Ok(memory)
@@ -260,12 +260,17 @@ impl Device {
             .map_err(failed("finish work on the default stream"))
     }
 
-    /// A queue of work, of the device's highest or lowest priority.
-    pub fn stream(self: &Arc<Self>, urgent: bool) -> Result<Stream> {
+    /// A queue of work.
+    pub fn stream(self: &Arc<Self>, priority: Priority) -> Result<Stream> {
         self.bind()?;
         let make = || {
             let (lowest, highest) = result::stream::get_priority_range()?;
-            let priority = if urgent { highest } else { lowest };
+            let priority = match priority {
+                Priority::Highest => highest,
+                // Lower numbers go first: of two priorities this is the higher one.
+                Priority::Middle => (lowest + highest).div_euclid(2),
+                Priority::Lowest => lowest,
+            };
             result::stream::create_with_priority(result::stream::StreamKind::NonBlocking, priority)
         };
         let stream = make().map_err(failed("create a stream"))?;
@@ -370,6 +375,17 @@ impl Drop for Memory {
 pub struct ForeignMemory {
     at: sys::CUdeviceptr,
     bytes: usize,
+}
+
+/// Whose work goes first where queues compete for the device.
+#[derive(Clone, Copy, Debug)]
+pub enum Priority {
+    /// What other work waits for.
+    Highest,
+    /// What a chunk's buffer waits for.
+    Middle,
+    /// What can wait.
+    Lowest,
 }
 
 /// A queue of work on the device.

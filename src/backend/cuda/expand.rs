@@ -1,7 +1,7 @@
 //! What chunks are on the device. Trees, segments and coordinates become `tiled` images there (kernels/expand.cuh), behind the copy, so
 //! that every kernel reads them. Such an image is not packed: 4 bytes for each index and 8 for the value of a nonzero, in device memory only.
 
-use super::abi::{ExpandArgs, TILE, TILE_THREADS};
+use super::abi::{ExpandArgs, TILE_THREADS};
 use super::driver::{Device, Kernel, Stream};
 use super::fault::Fault;
 use super::kernels::embedded_ptx;
@@ -88,6 +88,8 @@ pub(super) struct Expander {
     store: Store,
 }
 
+/// Warps of a thread block; each takes a tile of a tree or of segments.
+const WARPS: u32 = TILE_THREADS / 32;
 /// Thread blocks of a launch on segments, at most: each counts the segments before its own.
 const SEGMENT_BLOCKS: u32 = 512;
 
@@ -142,8 +144,12 @@ impl Expander {
             product: format.product_modes(),
             dims,
         };
-        let tiles = header.nnz.div_ceil(TILE);
-        let blocks = if format.layout() == Layout::SEGMENTS { tiles.min(SEGMENT_BLOCKS) } else { tiles };
+        let tiles = blocks_of(format.slots_max(header.nnz.into()), 1);
+        let blocks = match format.layout() {
+            Layout::TREE => tiles.div_ceil(WARPS),
+            Layout::SEGMENTS => tiles.div_ceil(WARPS).min(SEGMENT_BLOCKS),
+            _ => tiles,
+        };
         stream.launch(&self.kernels[kernel], blocks, TILE_THREADS, &arguments)
     }
 

@@ -143,8 +143,7 @@ impl<O: DeviceOp> CudaBackend<O> {
     /// Builds the copies of the gathered group and moves them to host memory. After the last group, they serve their parts.
     pub(super) fn sort_group(&mut self) -> Result<()> {
         // All of the group is on the device, and the pass has worked on it.
-        let of_lanes = self.lanes.all.iter().map(|lane| &lane.copy);
-        of_lanes.chain(&self.turns.streams).try_for_each(Stream::synchronize)?;
+        self.lanes.streams().chain(&self.turns.streams).try_for_each(Stream::synchronize)?;
         let Some(mut gathering) = self.gathering.take() else { return Ok(()) };
         for p in 0..self.parts.len() {
             if self.plan.copy(p) != Some(Place::Host) {
@@ -190,7 +189,7 @@ impl<O: DeviceOp> CudaBackend<O> {
             let Some(HostCopy { images }) = &mut part.kept else { continue };
             for (image_number, image) in images.iter_mut().enumerate() {
                 let number = self.store.manifest().chunks.len() + image_number;
-                let (at, copied) = self.lanes.start(&mut self.log.clock, number)?;
+                let (at, copied) = self.lanes.start(&mut self.log.clock, number, false)?;
                 let lane = &mut self.lanes.all[at];
                 let (Some(buffer), Some(memory)) = (image.buffer.take(), &lane.memory) else {
                     return Err(Error::request("an earlier pass failed; prepare again"));
@@ -210,6 +209,7 @@ impl<O: DeviceOp> CudaBackend<O> {
                 stream.wait(&copied)?;
                 let launch = || op.launch(&[p], stream, &work).map(drop);
                 lane.used = Some(self.log.clock.time(Stage::Kernel, p, Some(number), stream, launch)?);
+                self.log.clock.look()?;
             }
         }
         Ok(())

@@ -1,21 +1,24 @@
 //! The streams and buffers through which chunks come to the device, and the streams on which they are launched.
 
 use super::clock::EventClock;
-use super::driver::{Device, Event, Memory, Pinned, Stream};
+use super::driver::{Device, Event, Memory, Pinned, Priority, Stream};
 use crate::backend::plan::LanesPlan;
 use crate::error::{Error, Result};
 use crate::stream::Stage;
 use crate::sys::Sys;
 use std::sync::Arc;
 
-/// A copy stream with its device buffer.
+/// A stream with its device buffer.
 #[derive(Debug)]
 pub(super) struct CopyLane {
+    /// Copies into the buffer, or makes the image there of what is staged.
     pub(super) copy: Stream,
     /// `None` where all chunks are resident.
     pub(super) memory: Option<Memory>,
     /// Where trees wait until they are nonzeros; `None` for other formats.
     pub(super) staging: Option<Memory>,
+    /// When the tree there is nonzeros.
+    pub(super) expanded: Option<Arc<Event>>,
     /// When the kernel is done with what the buffer holds.
     pub(super) used: Option<Arc<Event>>,
     /// `None` where results stay on the device until the pass ends.
@@ -34,6 +37,8 @@ pub(super) struct LaneResults {
 #[derive(Debug)]
 pub(super) struct CopyLanes {
     pub(super) all: Vec<CopyLane>,
+    /// Copies what is staged: copies on one stream follow each other without a pause.
+    pub(super) staged: Stream,
     next: usize,
     /// Copies of this pass.
     copies: usize,
@@ -62,35 +67,52 @@ impl CopyLanes {
             notes.push(format!("{lacking} memory for {} of {} lanes only", all.len(), plan.count));
             break;
         }
-        Ok(Self { all, next: 0, copies: 0, first_copy: None })
+        Ok(Self { all, staged: device.stream(Priority::Highest)?, next: 0, copies: 0, first_copy: None })
     }
 
     /// Begins a pass, whose copies come after `base`: nothing is under way.
     pub(super) fn begin(&mut self, base: &Event) -> Result<()> {
         (self.copies, self.first_copy) = (0, None);
+        self.staged.wait(base)?;
         for lane in &mut self.all {
-            lane.used = None;
+            (lane.used, lane.expanded) = (None, None);
             lane.copy.wait(base)?;
         }
         Ok(())
     }
 
-    /// Starts a copy of chunk or image `number` on the next lane, whose buffer must be free. Returns the lane, and the
-    /// event to record after the copy.
-    pub(super) fn start(&mut self, clock: &mut EventClock, number: usize) -> Result<(usize, Arc<Event>)> {
+    /// All streams.
+    pub(super) fn streams(&self) -> impl Iterator<Item = &Stream> {
+        self.all.iter().map(|lane| &lane.copy).chain([&self.staged])
+    }
+
+    /// Starts a copy of chunk or image `number` on the next lane's stream, or of a tree, to be `staged`, on the stream for that. Returns
+    /// the lane, and the event to record after the copy. The buffer, or the place of trees, is free then; for what is made of a tree, see
+    /// [`CopyLane::expands`].
+    pub(super) fn start(
+        &mut self,
+        clock: &mut EventClock,
+        number: usize,
+        staged: bool,
+    ) -> Result<(usize, Arc<Event>)> {
         let at = self.next;
         self.next = (at + 1) % self.all.len();
         self.copies += 1;
         let first = self.copies < self.all.len();
-        let lane = &mut self.all[at];
-        if let Some(used) = lane.used.take() {
-            lane.copy.wait(&used)?;
+        let lane = &self.all[at];
+        let (start, copied) = clock.pair(Stage::Copy, at, Some(number));
+        if staged {
+            if let Some(expanded) = &lane.expanded {
+                self.staged.wait(expanded)?;
+            }
+            start.record(&self.staged)?;
+            return Ok((at, copied));
         }
+        lane.wait_until_free()?;
         // Later copies wait for kernels, which go in order; the first ones would overtake each other.
         if let Some(before) = self.first_copy.take() {
             lane.copy.wait(&before)?;
         }
-        let (start, copied) = clock.pair(Stage::Copy, at, Some(number));
         if first {
             self.first_copy = Some(Arc::clone(&copied));
         }
@@ -100,6 +122,17 @@ impl CopyLanes {
 }
 
 impl CopyLane {
+    /// Lets what follows on the stream wait until kernels are done with what the buffer holds.
+    fn wait_until_free(&self) -> Result<()> {
+        self.used.as_ref().map_or(Ok(()), |used| self.copy.wait(used))
+    }
+
+    /// Lets what follows on the stream wait for a tree, and until the buffer is free.
+    pub(super) fn expands(&self, copied: &Event) -> Result<()> {
+        self.copy.wait(copied)?;
+        self.wait_until_free()
+    }
+
     fn new(device: &Arc<Device>, sys: &Sys, plan: &LanesPlan) -> Result<Self> {
         let bytes =
             |bytes: u64| Some(usize::try_from(bytes).unwrap_or(usize::MAX)).filter(|&bytes| bytes > 0);
@@ -111,7 +144,7 @@ impl CopyLane {
             Ok(LaneResults { memory, arrived })
         };
         let out = bytes(plan.result_bytes).map(results).transpose()?;
-        Ok(Self { copy: device.stream(true)?, memory, staging, used: None, out })
+        Ok(Self { copy: device.stream(Priority::Highest)?, memory, staging, expanded: None, used: None, out })
     }
 }
 
@@ -128,7 +161,7 @@ impl LaunchTurns {
     /// One stream where chunks are launched `in_order`: each behind the one before.
     pub(super) fn new(device: &Arc<Device>, in_order: bool) -> Result<Self> {
         let turns = 0..if in_order { 1 } else { 2 };
-        let streams = turns.clone().map(|_| device.stream(true)).collect::<Result<_>>()?;
+        let streams = turns.clone().map(|_| device.stream(Priority::Middle)).collect::<Result<_>>()?;
         let done = turns.map(|_| device.event(false)).collect::<Result<_>>()?;
         Ok(Self { streams, done, next: 0 })
     }

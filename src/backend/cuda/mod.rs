@@ -18,7 +18,8 @@
 //! ([`mode_sorted::FiberKernels`]). If the plan turns out to be wrong, a new one is made
 //! ([`plan::again`]).
 //!
-//! **Trees, segments and coordinates** are copied into a second buffer of a lane. A kernel after the copy converts them
+//! **Trees, segments and coordinates** are copied into a second buffer of a lane, all on one stream ([`lanes`]), as soon as the chunk
+//! before is converted. A kernel on the lane's stream, which waits for the copy and until the lane's buffer is free, converts them
 //! to `tiled` images ([`expand`]), unless the operation's kernels read trees.
 //!
 //! **Covers.** A part works on the chunks of the cover that serves its mode ([`ModePlan::chunks`](crate::backend::plan::ModePlan)); what
@@ -59,7 +60,7 @@ use crate::store::{ChunkEntry, Store};
 use crate::stream::{Backend, DevicePass, Free, Inspector, LoadedChunk, Owner, Span, Stage};
 use abi::Chunk;
 use copies::{Fibers, PartCopy};
-use driver::{Device, Event, Memory, Pinned, Stream, Upload};
+use driver::{Device, Event, Memory, Pinned, Priority, Stream, Upload};
 use expand::{Expander, blocks_of, resident_bytes};
 use host_copies::{Gathering, HostCopy, image_blocks, make_gathering};
 use lanes::{CopyLanes, LaunchTurns};
@@ -126,8 +127,7 @@ pub struct CudaBackend<O> {
 impl<O> Drop for CudaBackend<O> {
     fn drop(&mut self) {
         let of_parts = self.parts.iter().flat_map(|part| [&part.streamed, &part.resident]);
-        let of_lanes = self.lanes.all.iter().map(|lane| &lane.copy);
-        for stream in of_parts.chain(&self.turns.streams).chain(of_lanes) {
+        for stream in of_parts.chain(&self.turns.streams).chain(self.lanes.streams()) {
             // After an error of the device, no work is running.
             let _ = stream.synchronize();
         }
@@ -140,7 +140,7 @@ impl<O: DeviceOp> CudaBackend<O> {
     pub fn new(device: &Arc<Device>, store: &Store, plan: &DevicePlan, op: O) -> Result<Self> {
         let (mut plan, mut notes) = (plan.clone(), Vec::new());
         let part = |_| {
-            let (streamed, resident) = (device.stream(true)?, device.stream(false)?);
+            let (streamed, resident) = (device.stream(Priority::Highest)?, device.stream(Priority::Lowest)?);
             Ok(Part {
                 streamed,
                 resident,
@@ -396,7 +396,7 @@ impl<O: DeviceOp> Backend for CudaBackend<O> {
         while self.results.len() >= self.lanes.all.len() {
             self.hand_over()?;
         }
-        let (at, copied) = self.lanes.start(&mut self.log.clock, number)?;
+        let (at, copied) = self.lanes.start(&mut self.log.clock, number, self.expander.is_some())?;
         let lane = &self.lanes.all[at];
         let stays = self.resident.as_ref().filter(|r| number < r.offsets.len());
         let (memory, offset) = match (stays, &mut self.gathering, &lane.memory) {
@@ -408,7 +408,11 @@ impl<O: DeviceOp> Backend for CudaBackend<O> {
         let bytes = header.image_bytes as usize;
         let upload = match &lane.staging {
             None => lane.copy.upload(buffer, bytes, memory, offset, &copied)?,
-            Some(staging) => lane.copy.upload(buffer, bytes, staging, 0, &copied)?,
+            Some(staging) => {
+                let upload = self.lanes.staged.upload(buffer, bytes, staging, 0, &copied)?;
+                lane.expands(&copied)?;
+                upload
+            }
         };
         let image = Some((upload, owner));
         let image = if self.op.takes_views() {
@@ -423,16 +427,18 @@ impl<O: DeviceOp> Backend for CudaBackend<O> {
             first_block: 0,
             number: u32::try_from(number).unwrap_or(u32::MAX),
         };
+        let results = lane.out.as_ref().map_or(0, |out| out.memory.address());
         let ready = match (&self.expander, &lane.staging) {
             (Some(expander), Some(staging)) => {
                 let expand = || expander.launch(&lane.copy, number, &header, staging.address(), one.image);
                 let row = self.parts.len() + self.turns.streams.len() + at;
-                self.log.clock.time(Stage::Kernel, row, Some(number), &lane.copy, expand)?
+                let ready = self.log.clock.time(Stage::Kernel, row, Some(number), &lane.copy, expand)?;
+                self.lanes.all[at].expanded = Some(Arc::clone(&ready));
+                ready
             }
             _ => copied,
         };
         let blocks = blocks_of(header.nnz.into(), self.op.tiles_per_block(false));
-        let results = lane.out.as_ref().map_or(0, |out| out.memory.address());
         let work = Launch { blocks, chunks: (0, 0), one, nonzeros: Nonzeros::InStoreOrder, results };
         let sharing = self.sharing.iter().copied().filter(|&p| self.plan.chunks_of(p).contains(&number));
         let sharing: Vec<usize> = sharing.collect();
@@ -450,7 +456,8 @@ impl<O: DeviceOp> Backend for CudaBackend<O> {
             self.log.clock.time(Stage::Kernel, self.parts.len() + turn, Some(number), stream, launch)?;
         let passes = stays.is_none() && self.gathering.is_none();
         self.lanes.all[at].used = passes.then(|| Arc::clone(&done));
-        self.send_results(header, at, image, result_bytes, &done)
+        self.send_results(header, at, image, result_bytes, &done)?;
+        self.log.clock.look()
     }
 
     fn take_free(&mut self, wait: bool) -> Result<Option<Free<Pinned>>> {
@@ -460,6 +467,9 @@ impl<O: DeviceOp> Backend for CudaBackend<O> {
         }
         if let Some(free) = self.results.freed.pop_front() {
             return Ok(Some(free));
+        }
+        if wait {
+            self.log.clock.look()?;
         }
         let Some((upload, _)) = self.uploads.front() else { return Ok(None) };
         if !wait && !upload.is_done()? {
@@ -474,9 +484,7 @@ impl<O: DeviceOp> Backend for CudaBackend<O> {
             self.hand_over()?;
         }
         if self.plan.loads_first() && !self.is_there() {
-            for lane in &self.lanes.all {
-                lane.copy.synchronize()?;
-            }
+            self.lanes.streams().try_for_each(Stream::synchronize)?;
             self.resident.iter_mut().for_each(|resident| resident.there = true);
             self.build_copies()?;
             self.begin_parts()?;

@@ -1,4 +1,4 @@
-//! Results that leave the device chunk by chunk, on the stream of the lane that copied the chunk, while the next chunk
+//! Results that leave the device chunk by chunk, on the stream of the chunk's lane, while the next chunk
 //! is computed and the one after it is copied (Li et al., TKDD 2019, section 6.2, steps 3.1 to 3.3). A lane is reused
 //! when its results have been handed to the operation, in the chunks' order.
 

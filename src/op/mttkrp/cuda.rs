@@ -23,7 +23,7 @@ use crate::backend::cuda::abi::{
     self, ClearArgs, DenseArgs, FixUpArgs, MttkrpArgs, ROW_THREADS, SORTED_TILES, TILE_THREADS,
 };
 use crate::backend::cuda::devices::Partial;
-use crate::backend::cuda::driver::{Device, ForeignMemory, Kernel, Memory, Staging, Stream};
+use crate::backend::cuda::driver::{Device, ForeignMemory, Kernel, Memory, Priority, Staging, Stream};
 use crate::backend::cuda::fault::Fault;
 use crate::backend::cuda::kernels::{FiberSumKernels, MttkrpKernels, Specialisation, WideKernels};
 use crate::backend::cuda::mode_sorted::{Stretch, fiber_mode};
@@ -523,7 +523,9 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
         }
         let mut copies = on_device.into_iter();
         self.device.finish_default_stream()?;
-        self.device.stream(true)?.finish(|stream| copies.try_for_each(|(from, to)| stream.copy_in(from, to)))
+        self.device
+            .stream(Priority::Highest)?
+            .finish(|stream| copies.try_for_each(|(from, to)| stream.copy_in(from, to)))
     }
 
     /// Copies the factor of `mode` to the device.
@@ -567,7 +569,7 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
         let mut copies = self.targets.iter().zip(to);
         self.device.finish_default_stream()?;
         self.device
-            .stream(true)?
+            .stream(Priority::Highest)?
             .finish(|stream| copies.try_for_each(|(target, to)| stream.copy_out(self.result(target), to)))
     }
 

@@ -12,7 +12,7 @@
 use super::ranges::{Bins, Cut, KeyBits, bins_bits};
 use super::{FiberSink, is_in_order};
 use crate::backend::cuda::abi::{AppendArgs, MttkrpArgs, RangeArgs, TILE, TtmArgs};
-use crate::backend::cuda::driver::{Device, Download, Event, Memory, Pinned, Stream};
+use crate::backend::cuda::driver::{Device, Download, Event, Memory, Pinned, Priority, Stream};
 use crate::backend::cuda::fault::Fault;
 use crate::backend::cuda::ttm::{SortMemory, TtmKernels, scan_rows};
 use crate::backend::cuda::{DeviceOp, Launch};
@@ -361,7 +361,8 @@ impl<T: Real + Pod> DeviceTtm<T> {
         if self.arguments.nnz == 0 {
             return Ok(0);
         }
-        let (computing, copying) = (self.device.stream(true)?, self.device.stream(true)?);
+        let (computing, copying) =
+            (self.device.stream(Priority::Highest)?, self.device.stream(Priority::Highest)?);
         let ended = self.sort(&computing)?;
         if let Some(sink) = sink {
             // Where one cannot be started, what is under way ends first.

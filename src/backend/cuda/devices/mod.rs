@@ -19,7 +19,7 @@ mod team;
 pub use team::{Team, TeamMember, of_gpu};
 
 use super::driver::nccl::Nccl;
-use super::driver::{Device, Event, Kernel, Memory, Stream};
+use super::driver::{Device, Event, Kernel, Memory, Priority, Stream};
 use super::kernels::embedded_ptx;
 use crate::backend::devices::{Exchange, ExchangePlan, owned};
 use crate::error::Result;
@@ -44,7 +44,7 @@ impl Member {
         let names = ["finish_f64", "finish_f32"];
         let module = device.module(&embedded_ptx(&names))?;
         Ok(Self {
-            stream: device.stream(true)?,
+            stream: device.stream(Priority::Highest)?,
             ready: device.event(false)?,
             scratch: device.memory(usize::try_from(scratch_bytes).unwrap_or(usize::MAX))?,
             add: module.kernel(names[0])?,

@@ -2,7 +2,7 @@
 //! the next. The driver's own copies of such memory run at a sixth of the link's rate, and read into new pages one at a time.
 
 use super::transfer::{Download, Pinned, Upload};
-use super::{Device, Memory, Stream};
+use super::{Device, Memory, Priority, Stream};
 use crate::backend::device::staging_bytes;
 use crate::error::Result;
 use crate::sys::Sys;
@@ -37,7 +37,7 @@ impl Staging {
     /// Creates `buffers` buffers of `piece` bytes.
     pub fn new(device: &Arc<Device>, sys: &Sys, buffers: usize, piece: usize) -> Result<Self> {
         let free = (0..buffers).map(|_| device.pinned(sys, piece)).collect::<Result<_>>()?;
-        Ok(Self { device: Arc::clone(device), free, piece, stream: device.stream(false)? })
+        Ok(Self { device: Arc::clone(device), free, piece, stream: device.stream(Priority::Lowest)? })
     }
 
     /// Writes `data` to the start of `memory`, and waits.

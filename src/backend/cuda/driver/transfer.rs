@@ -1,6 +1,6 @@
 //! Copies between pinned host memory and the device.
 
-use super::{Device, Event, Memory, Stream, failed, words};
+use super::{Device, Event, Memory, Priority, Stream, failed, words};
 use crate::error::{Error, Result};
 use crate::sys::{PageBuf, Sys};
 use cudarc::driver::{DriverError, result, sys};
@@ -11,7 +11,7 @@ impl Device {
     /// The speed of the link to the device in bytes per second: the best of several copies of `bytes` bytes.
     pub fn link_bytes_per_second(self: &Arc<Self>, sys: &Sys, bytes: usize) -> Result<f64> {
         const COPIES: usize = 5;
-        let (memory, stream) = (self.memory(bytes)?, self.stream(true)?);
+        let (memory, stream) = (self.memory(bytes)?, self.stream(Priority::Highest)?);
         let mut buffer = self.pinned(sys, bytes)?;
         let mut best = f64::INFINITY;
         for _ in 0..COPIES {
