@@ -289,10 +289,10 @@ impl Engine {
             let (fibers, spilled) = op.finish(rows)?;
             return Ok(TtmOutcome { fibers, spilled, merge_seconds: start.elapsed().as_secs_f64(), ..ran });
         }
-        let mut op = SortedFibers::<K>::new(sys, shape, mode);
+        let mut op = SortedFibers::<T, K>::new(sys, store.manifest(), mode, rows);
         let ran = self.ttm_pass(store, plan, &mut op)?;
         let start = Instant::now();
-        let fibers = op.finish(rows)?;
+        let fibers = op.finish()?;
         Ok(TtmOutcome { fibers, merge_seconds: start.elapsed().as_secs_f64(), ..ran })
     }
 

@@ -232,6 +232,45 @@ fn ttm_of_hard_shapes_does_not_depend_on_chunks_or_threads() {
     }
 }
 
+/// Trees whose root is the first of the other modes: their fibers are sorted slice by slice, with one slice, slices of several chunks and
+/// chunks of several slices, and with coordinates that repeat.
+#[test]
+fn ttm_by_slices_has_the_bits_of_sorted_nonzeros() {
+    let dir = tempfile::tempdir().unwrap();
+    let tensors = [
+        ([1, 30, 20, 4000], 60_000, Duplicates::Sum),
+        ([3, 9, 4, 40], 8000, Duplicates::Keep),
+        ([70, 8, 5, 900], 50_000, Duplicates::Keep),
+        ([2, 90, 40, 50_000], 90_000, Duplicates::Sum),
+    ];
+    for (dims, nnz, duplicates) in tensors {
+        let tensor = Tensor::random(&dims, nnz, 12, values::fraction);
+        let (matrix, mut stores) = (matrix::<f64>(dims[3], 5, 7), 0);
+        for kind in all_kinds() {
+            let target = dir.path().join(format!("{}-{kind:?}", dims[0]));
+            let mut options = options(&target, kind, SMALL_CHUNKS);
+            options.duplicates = duplicates;
+            let store = packed(&tensor, &options);
+            let view = serving_view(&store, 3);
+            let manifest = view.manifest();
+            let root = manifest.format().tree_levels().map(|levels| levels.mode(0));
+            if root != Some(0) || !sorts_fibers(manifest, 3) || is_in_order(manifest, 3) {
+                continue;
+            }
+            let wanted = spilled(&store, 3, &matrix, Vectors::Widest);
+            if stores == 0 {
+                compare(&tensor, 3, &matrix, &wanted, &format!("{dims:?}, {kind:?}"));
+            }
+            stores += 1;
+            for threads in [1, 2, 5] {
+                let found = engine(threads).ttm(&store, 3, &matrix).unwrap();
+                assert!(found == wanted, "{dims:?}, {kind:?}, {threads} threads");
+            }
+        }
+        assert!(stores > 0, "{dims:?}");
+    }
+}
+
 /// Coordinates that repeat in a store count each time, in every operation.
 #[test]
 fn repeated_coordinates_count_each_time() {

@@ -5,7 +5,7 @@
 //! Fibers are returned in ascending order of the other modes. If a store's nonzeros already have that order (a tree
 //! with the other modes ascending above mode m), it is computed while it streams: [`FiberRows`] takes its tree. A tree
 //! with the other modes in another order has each fiber's nonzeros together: they stay in memory as they are, and the
-//! fibers are sorted ([`SortedFibers`]), if these are long enough. All other nonzeros are sorted first ([`Sorted`]), in
+//! fibers are sorted ([`SortedFibers`]), if these are long enough; slice by slice, if the first of the other modes is the root. All other nonzeros are sorted first ([`Sorted`]), in
 //! the packer's runs, on disk if memory is short. Memory never holds the result.
 //!
 //! **Order of additions.** Products are in the precision of the matrix, sums in f64. Nonzeros are counted in the order

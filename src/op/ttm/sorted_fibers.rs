@@ -1,9 +1,11 @@
 //! SpTTM of a tree whose leaves are the mode, whatever the order of the modes above. Its nonzeros come fiber by fiber, so they stay
-//! where they are and the fibers are sorted.
+//! where they are and the fibers are sorted. If the tree's root is the first of the other modes, that is done slice by slice while they
+//! come; otherwise when all have come.
 
 use super::fiber_rows::FiberRows;
 use super::sorted::layout;
 use super::tile_rows::Nonzeros;
+use super::tree_of;
 use crate::backend::host::{HostOp, Tiles, Vectors};
 use crate::dense::Real;
 use crate::encoding::TILE_NNZ;
@@ -11,15 +13,15 @@ use crate::error::{Error, Result};
 use crate::format::ChunkView;
 use crate::format::tree::{FiberTile, TreeView};
 use crate::linear::{Key, Linearizer};
-use crate::shape::{ModeOrder, ORDER_MAX, Shape};
+use crate::shape::{ModeOrder, ORDER_MAX};
 use crate::store::Manifest;
 use crate::sys::Sys;
 use rayon::prelude::*;
 use rdst::{RadixKey, RadixSort};
 use std::ops::Range;
 
-/// Nonzeros of a block.
-const BLOCK_NNZ: usize = 1 << 15;
+/// Nonzeros that a thread takes at a time: whole tiles.
+const PIECE_NNZ: usize = 1 << 15;
 /// Bytes of a nonzero.
 const NONZERO_BYTES: u64 = 12;
 
@@ -44,32 +46,37 @@ impl<K: Key> RadixKey for Fiber<K> {
     }
 }
 
-/// Consecutive nonzeros, and their fibers.
-#[derive(Debug, Default)]
-struct Block<K> {
-    leaves: Vec<u32>,
-    values: Vec<f64>,
+/// The fibers of consecutive nonzeros.
+#[derive(Debug)]
+struct Piece<K> {
     fibers: Vec<Fiber<K>>,
     /// Whether a fiber has nonzeros that do not ascend: coordinates repeat.
     repeats: bool,
 }
 
 /// The operation while nonzeros arrive. `K` holds their linear index.
-#[derive(Debug)]
-pub struct SortedFibers<K> {
+pub struct SortedFibers<'a, 's, T, K> {
     sys: Sys,
-    mode: usize,
-    order: usize,
-    linearizer: Linearizer<K>,
-    /// All but the last are full.
-    blocks: Vec<Block<K>>,
+    finder: FiberFinder<K>,
+    /// The other modes.
+    others: Vec<usize>,
+    /// Whether slices are complete when the next one begins: the root is the first of the other modes.
+    by_slices: bool,
+    /// How many nonzeros will come.
+    nnz: usize,
+    /// Those that are not computed yet: their index in the mode, and their value. Where all come first, huge pages hold each list: making
+    /// small ones be there takes longer than filling them.
+    leaves: Vec<u32>,
+    values: Vec<f64>,
+    pieces: Vec<Piece<K>>,
+    rows: FiberRows<'a, 's, T>,
 }
 
 /// Bytes that it holds for a store of one tree, besides what [`FiberRows`] does; none if the number of fibers is not known.
 #[must_use]
 pub fn sorted_fibers_bytes<K: Key>(manifest: &Manifest) -> Option<u64> {
     let fibers = fibers_of(manifest)?;
-    let nonzeros = manifest.nnz.div_ceil(BLOCK_NNZ as u64).saturating_mul(BLOCK_NNZ as u64 * NONZERO_BYTES);
+    let nonzeros = manifest.nnz.saturating_mul(NONZERO_BYTES);
     // Lists grow to twice what they hold; after that, all fibers are in one list and sorted.
     Some(nonzeros.saturating_add(fibers.saturating_mul(2 * size_of::<Fiber<K>>() as u64)))
 }
@@ -82,39 +89,39 @@ pub fn fibers_of(manifest: &Manifest) -> Option<u64> {
     Some(nodes[manifest.shape.order() - 2]).filter(|&fibers| fibers > 0)
 }
 
-impl<K: Key> SortedFibers<K> {
-    /// SpTTM along `mode`, from 0, the leaf mode of the trees of a tensor of `shape`. Runs on the current rayon pool.
+impl<'a, 's, T: Real, K: Key> SortedFibers<'a, 's, T, K> {
+    /// SpTTM along `mode`, from 0, the leaf mode of a store of one tree. Runs on the current rayon pool.
     #[must_use]
-    pub fn new(sys: &Sys, shape: &Shape, mode: usize) -> Self {
-        let linearizer = Linearizer::new(&layout(shape, mode));
-        Self { sys: sys.clone(), mode, order: shape.order(), linearizer, blocks: Vec::new() }
+    pub fn new(sys: &Sys, manifest: &Manifest, mode: usize, rows: FiberRows<'a, 's, T>) -> Self {
+        let shape = &manifest.shape;
+        let others: Vec<usize> = (0..shape.order()).filter(|&m| m != mode).collect();
+        let by_slices = tree_of(manifest).is_some_and(|levels| levels.mode(0) == others[0]);
+        let nnz = usize::try_from(manifest.nnz).unwrap_or(usize::MAX);
+        let finder = FiberFinder { order: shape.order(), linearizer: Linearizer::new(&layout(shape, mode)) };
+        let (leaves, values, pieces) = (Vec::new(), Vec::new(), Vec::new());
+        Self { sys: sys.clone(), finder, others, by_slices, nnz, leaves, values, pieces, rows }
     }
 
-    /// Computes the fibers after all nonzeros have arrived. Returns their number. Values with equal coordinates are added up
-    /// first, in f64.
-    pub fn finish<T: Real>(mut self, mut rows: FiberRows<'_, '_, T>) -> Result<u64> {
-        let mut repeats = self.blocks.iter().any(|block| block.repeats);
-        let mut fibers: Vec<Fiber<K>> = Vec::new();
-        let count = self.blocks.iter().map(|block| block.fibers.len()).sum();
-        self.sys.reserve(&mut fibers, count, count)?;
-        let mut last_leaf = None;
-        for block in &mut self.blocks {
-            let mut more = std::mem::take(&mut block.fibers).into_iter();
-            // A fiber may go on in the next block.
-            match (fibers.last_mut(), more.as_slice().first()) {
-                (Some(open), Some(next)) if open.linear == next.linear => {
-                    open.nnz += next.nnz;
-                    repeats |= last_leaf >= block.leaves.first().copied();
-                    more.next();
-                }
-                _ => {}
-            }
-            fibers.extend(more);
-            last_leaf = block.leaves.last().copied();
-        }
+    /// Computes the fibers that are left, after all nonzeros have arrived. Returns the number of all. Values with equal coordinates are
+    /// added up first, in f64.
+    pub fn finish(mut self) -> Result<u64> {
+        self.compute(true)?;
+        self.rows.finish()
+    }
+
+    /// Computes the fibers of complete slices, or, if there are no more nonzeros, of `all`.
+    fn compute(&mut self, all: bool) -> Result<()> {
+        let (mut fibers, repeats) = self.joined()?;
+        let slice = |fiber: &Fiber<K>| self.finder.linearizer.gather(fiber.linear)[self.others[0]];
+        let complete = match fibers.last().map(slice) {
+            Some(last) if !all => fibers.partition_point(|fiber| slice(fiber) < last),
+            _ => fibers.len(),
+        };
+        let mut open = fibers.split_off(complete);
+        let end = open.first().map_or(self.leaves.len(), |fiber| place(fiber.first));
         if repeats {
             for fiber in &mut fibers {
-                self.add_up(fiber);
+                add_up((&mut self.leaves, &mut self.values), fiber);
             }
         }
         fibers.radix_sort_builder().with_low_mem_tuner().sort();
@@ -123,64 +130,100 @@ impl<K: Key> SortedFibers<K> {
             nnz += fiber.nnz;
             fiber.nnz = nnz;
         }
-        let Self { mode, order, linearizer, blocks, .. } = self;
-        let nonzeros =
-            FibersInOrder { blocks, fibers, linearizer, others: (0..order).filter(|&m| m != mode).collect() };
-        rows.put(usize::try_from(nnz).expect("they are in memory"), &nonzeros)?;
-        rows.finish()
-    }
-
-    /// Adds up values of a fiber with equal coordinates, as [`Sorted`](super::Sorted) does.
-    fn add_up(&mut self, fiber: &mut Fiber<K>) {
-        let place = |at: u64| {
-            let at = usize::try_from(at).expect("in memory");
-            (at / BLOCK_NNZ, at % BLOCK_NNZ)
-        };
-        let end = fiber.first + fiber.nnz;
-        let (mut from, mut to, mut equal) = (fiber.first, fiber.first, Vec::new());
-        while from < end {
-            equal.clear();
-            let (block, at) = place(from);
-            let leaf = self.blocks[block].leaves[at];
-            while from < end {
-                let (block, at) = place(from);
-                let Block { leaves, values, .. } = &self.blocks[block];
-                if leaves[at] != leaf {
-                    break;
-                }
-                equal.push(values[at]);
-                from += 1;
-            }
-            equal.sort_unstable_by(f64::total_cmp);
-            let (block, at) = place(to);
-            self.blocks[block].leaves[at] = leaf;
-            self.blocks[block].values[at] = equal[1..].iter().fold(equal[0], |sum, value| sum + value);
-            to += 1;
+        let (lists, linearizer) = ((&self.leaves[..], &self.values[..]), &self.finder.linearizer);
+        let nonzeros = FibersInOrder { lists, fibers: &fibers, linearizer, others: &self.others };
+        self.rows.put(place(nnz), &nonzeros)?;
+        self.leaves.drain(..end);
+        self.values.drain(..end);
+        for fiber in &mut open {
+            fiber.first -= end as u64;
         }
-        fiber.nnz = to - fiber.first;
-    }
-
-    /// Adds nonzeros `range` of a chunk to a block, whose first nonzero has place `first`.
-    fn fill(&self, block: &mut Block<K>, first: u64, view: &TreeView<'_>, range: Range<usize>) -> Result<()> {
-        let nnz = block.leaves.len() + range.len();
-        self.sys.reserve(&mut block.leaves, nnz, nnz)?;
-        self.sys.reserve(&mut block.values, nnz, nnz)?;
-        let (mut tile, arch) = (Box::<FiberTile>::default(), Vectors::Widest.arch());
-        let mut from = range.start;
-        while from < range.end {
-            let to = range.end.min((from / TILE_NNZ + 1) * TILE_NNZ);
-            arch.dispatch(Decode { view, positions: from..to, tile: &mut tile })?;
-            self.append(block, first, view.levels(), &tile);
-            from = to;
-        }
+        self.pieces = vec![Piece { fibers: open, repeats }];
         Ok(())
     }
 
-    fn append(&self, block: &mut Block<K>, first: u64, levels: &ModeOrder, tile: &FiberTile) {
+    /// The fibers of all pieces, and whether coordinates repeat.
+    fn joined(&mut self) -> Result<(Vec<Fiber<K>>, bool)> {
+        let mut repeats = self.pieces.iter().any(|piece| piece.repeats);
+        let count = self.pieces.iter().map(|piece| piece.fibers.len()).sum();
+        let mut pieces = std::mem::take(&mut self.pieces).into_iter();
+        // A slice of many chunks is joined as often.
+        let mut fibers = pieces.next().map(|piece| piece.fibers).unwrap_or_default();
+        self.sys.reserve(&mut fibers, count, self.nnz.max(count))?;
+        for piece in pieces {
+            let mut more = piece.fibers.into_iter();
+            // A fiber may go on in the next piece.
+            match (fibers.last_mut(), more.as_slice().first()) {
+                (Some(open), Some(next)) if open.linear == next.linear => {
+                    open.nnz += next.nnz;
+                    let first = place(next.first);
+                    repeats |= self.leaves[first - 1] >= self.leaves[first];
+                    more.next();
+                }
+                _ => {}
+            }
+            fibers.extend(more);
+        }
+        Ok((fibers, repeats))
+    }
+}
+
+/// Adds up values of a fiber with equal coordinates, as [`Sorted`](super::Sorted) does.
+fn add_up<K>((leaves, values): (&mut [u32], &mut [f64]), fiber: &mut Fiber<K>) {
+    let (mut from, mut to, mut equal) = (place(fiber.first), place(fiber.first), Vec::new());
+    let end = from + place(fiber.nnz);
+    while from < end {
+        let leaf = leaves[from];
+        let more = leaves[from..end].iter().take_while(|&&other| other == leaf).count();
+        equal.clear();
+        equal.extend_from_slice(&values[from..from + more]);
+        equal.sort_unstable_by(f64::total_cmp);
+        (leaves[to], values[to]) = (leaf, equal[1..].iter().fold(equal[0], |sum, value| sum + value));
+        (from, to) = (from + more, to + 1);
+    }
+    fiber.nnz = to as u64 - fiber.first;
+}
+
+/// Finds fibers in a chunk.
+struct FiberFinder<K> {
+    order: usize,
+    linearizer: Linearizer<K>,
+}
+
+impl<K: Key> FiberFinder<K> {
+    /// Puts nonzeros from `begin` on of a chunk into `leaves` and `values`, the first of which have place `first`.
+    fn fill(
+        &self,
+        (leaves, values): (&mut [u32], &mut [f64]),
+        first: usize,
+        view: &TreeView<'_>,
+        begin: usize,
+    ) -> Result<Piece<K>> {
+        let mut piece = Piece { fibers: Vec::new(), repeats: false };
+        let (mut tile, arch) = (Box::<FiberTile>::default(), Vectors::Widest.arch());
+        for from in (0..leaves.len()).step_by(TILE_NNZ) {
+            let to = leaves.len().min(from + TILE_NNZ);
+            arch.dispatch(Decode { view, positions: begin + from..begin + to, tile: &mut tile })?;
+            leaves[from..to].copy_from_slice(&tile.leaves[..tile.nnz]);
+            values[from..to].copy_from_slice(&tile.values[..tile.nnz]);
+            let before = from.checked_sub(1).map(|last| leaves[last]);
+            self.append(&mut piece, before, (first + from) as u64, view.levels(), &tile);
+        }
+        Ok(piece)
+    }
+
+    /// Appends the fibers of a tile, whose first nonzero has place `first`; the leaf `before` it is one of the piece's, if there is one.
+    fn append(
+        &self,
+        piece: &mut Piece<K>,
+        before: Option<u32>,
+        first: u64,
+        levels: &ModeOrder,
+        tile: &FiberTile,
+    ) {
         let (leaves, starts) = (&tile.leaves[..tile.nnz], &tile.starts[..tile.fibers]);
         let falls = |pair: &[u32]| pair[0] >= pair[1];
         let mut fallen = leaves.windows(2).filter(|pair| falls(pair)).count();
-        let before = block.leaves.len();
         let mut at = [0; ORDER_MAX];
         for (f, &start) in starts.iter().enumerate() {
             let start = usize::from(start);
@@ -192,17 +235,20 @@ impl<K: Key> SortedFibers<K> {
             let nnz = (end - start) as u64;
             if f > 0 {
                 fallen -= usize::from(falls(&leaves[start - 1..=start]));
-            } else if let Some(open) = block.fibers.last_mut().filter(|open| open.linear == linear) {
+            } else if let Some(open) = piece.fibers.last_mut().filter(|open| open.linear == linear) {
                 open.nnz += nnz;
-                block.repeats |= block.leaves.last() >= leaves.first();
+                piece.repeats |= before >= leaves.first().copied();
                 continue;
             }
-            block.fibers.push(Fiber { linear, first: first + (before + start) as u64, nnz });
+            piece.fibers.push(Fiber { linear, first: first + start as u64, nnz });
         }
-        block.repeats |= fallen > 0;
-        block.leaves.extend_from_slice(leaves);
-        block.values.extend_from_slice(&tile.values[..tile.nnz]);
+        piece.repeats |= fallen > 0;
     }
+}
+
+/// A place or number of nonzeros, which are in memory.
+fn place(of: u64) -> usize {
+    usize::try_from(of).expect("in memory")
 }
 
 /// Decodes nonzeros, compiled for the machine's vectors.
@@ -221,23 +267,23 @@ impl pulp::WithSimd for Decode<'_, '_> {
     }
 }
 
-impl<K: Key> HostOp for SortedFibers<K> {
+impl<T: Real, K: Key> HostOp for SortedFibers<'_, '_, T, K> {
     fn chunk(&mut self, chunk: &ChunkView<'_>) -> Result<()> {
         let view = chunk.tree().ok_or_else(|| Error::request("fibers are sorted by those of trees alone"))?;
-        // The last block may have room.
-        let last = self.blocks.pop_if(|block| block.leaves.len() < BLOCK_NNZ).unwrap_or_default();
-        let filled = last.leaves.len();
-        let blocks = (filled + view.nnz()).div_ceil(BLOCK_NNZ);
-        let mut of_chunk: Vec<Block<K>> = std::iter::once(last).collect();
-        of_chunk.resize_with(blocks, Block::default);
-        let before = self.blocks.len();
-        of_chunk.par_iter_mut().enumerate().try_for_each(|(b, block)| {
-            let place = |place: usize| place.saturating_sub(filled).min(view.nnz());
-            let range = place(b * BLOCK_NNZ)..place((b + 1) * BLOCK_NNZ);
-            self.fill(block, ((before + b) * BLOCK_NNZ) as u64, view, range)
-        })?;
-        self.blocks.append(&mut of_chunk);
-        Ok(())
+        let (first, nnz) = (self.leaves.len(), self.leaves.len() + view.nnz());
+        let most = self.nnz.max(nnz);
+        let room = if self.by_slices { nnz } else { most };
+        self.sys.reserve(&mut self.leaves, room, most)?;
+        self.sys.reserve(&mut self.values, room, most)?;
+        self.leaves.resize(nnz, 0);
+        self.values.resize(nnz, 0.0);
+        let (leaves, values) = (&mut self.leaves[first..], &mut self.values[first..]);
+        let lists = leaves.par_chunks_mut(PIECE_NNZ).zip(values.par_chunks_mut(PIECE_NNZ));
+        let (finder, place) = (&self.finder, |piece: usize| piece * PIECE_NNZ);
+        let pieces = lists.enumerate().map(|(p, lists)| finder.fill(lists, first + place(p), view, place(p)));
+        let pieces = pieces.collect::<Result<Vec<_>>>()?;
+        self.pieces.extend(pieces);
+        if self.by_slices { self.compute(false) } else { Ok(()) }
     }
 
     fn takes_tiles(&self) -> bool {
@@ -249,16 +295,17 @@ impl<K: Key> HostOp for SortedFibers<K> {
     }
 }
 
-/// All fibers, ascending.
-struct FibersInOrder<K> {
-    blocks: Vec<Block<K>>,
-    fibers: Vec<Fiber<K>>,
-    linearizer: Linearizer<K>,
+/// Fibers, ascending.
+struct FibersInOrder<'a, K> {
+    /// Leaves and values.
+    lists: (&'a [u32], &'a [f64]),
+    fibers: &'a [Fiber<K>],
+    linearizer: &'a Linearizer<K>,
     /// The other modes.
-    others: Vec<usize>,
+    others: &'a [usize],
 }
 
-impl<K: Key> Nonzeros for FibersInOrder<K> {
+impl<K: Key> Nonzeros for FibersInOrder<'_, K> {
     #[inline(always)]
     fn fill(&self, range: Range<usize>, tile: &mut FiberTile) -> Result<()> {
         (tile.nnz, tile.fibers) = (0, 0);
@@ -271,33 +318,20 @@ impl<K: Key> Nonzeros for FibersInOrder<K> {
                 break;
             }
             let indices = self.linearizer.gather(fiber.linear);
-            let columns = tile.indices.iter_mut().zip(&self.others);
+            let columns = tile.indices.iter_mut().zip(self.others);
             columns.for_each(|(column, &mode)| column[tile.fibers] = indices[mode]);
             #[expect(clippy::cast_possible_truncation, reason = "less than a tile")]
             let start = tile.nnz as u16;
             tile.starts[tile.fibers] = start;
             tile.fibers += 1;
-            let place = fiber.first + (at - begins);
-            self.copy(place..place + fiber.nnz.min(end) - at, tile);
+            let from = place(fiber.first + (at - begins));
+            let nnz = place(fiber.nnz.min(end) - at);
+            let to = tile.nnz..tile.nnz + nnz;
+            tile.leaves[to.clone()].copy_from_slice(&self.lists.0[from..from + nnz]);
+            tile.values[to].copy_from_slice(&self.lists.1[from..from + nnz]);
+            tile.nnz += nnz;
             (at, begins) = (fiber.nnz.min(end), fiber.nnz);
         }
         Ok(())
-    }
-}
-
-impl<K: Key> FibersInOrder<K> {
-    /// Appends the nonzeros in these places.
-    #[inline(always)]
-    fn copy(&self, places: Range<u64>, tile: &mut FiberTile) {
-        #[expect(clippy::cast_possible_truncation, reason = "places in memory")]
-        let (mut from, end) = (places.start as usize, places.end as usize);
-        while from < end {
-            let (block, at) = (&self.blocks[from / BLOCK_NNZ], from % BLOCK_NNZ);
-            let nnz = (end - from).min(BLOCK_NNZ - at);
-            let to = tile.nnz..tile.nnz + nnz;
-            tile.leaves[to.clone()].copy_from_slice(&block.leaves[at..at + nnz]);
-            tile.values[to].copy_from_slice(&block.values[at..at + nnz]);
-            (from, tile.nnz) = (from + nnz, tile.nnz + nnz);
-        }
     }
 }
