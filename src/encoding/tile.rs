@@ -31,6 +31,11 @@ impl TileRecord {
         out.extend(self.columns_at.to_le_bytes());
         out.extend(self.value_width.to_le_bytes());
         out.extend(self.value_base.to_le_bytes());
+        self.write_ranges(order, out);
+    }
+
+    /// Appends the smallest and the largest index of each of `order` modes.
+    pub fn write_ranges(&self, order: usize, out: &mut Vec<u8>) {
         for (low, high) in self.low.iter().zip(&self.high).take(order) {
             out.extend(low.to_le_bytes());
             out.extend(high.to_le_bytes());

@@ -20,6 +20,17 @@ pub(crate) fn waiting_bytes(format: &Format, order: usize, nonzero_bytes: usize)
     PENDING_NNZ * (nonzero_bytes + 2 * piece)
 }
 
+/// The most nonzeros in a chunk of whole tiles.
+pub(super) fn chunk_nnz_max(chunk_bytes: u64) -> usize {
+    let tiles = (chunk_bytes / 4 / TILE_NNZ as u64).max(1);
+    usize::try_from(tiles).map_or(usize::MAX, |t| t * TILE_NNZ)
+}
+
+/// The smallest bound on a chunk's image that allows `nnz` nonzeros of whole tiles in `image_bytes`.
+pub(super) fn chunk_bytes_least(nnz: u32, image_bytes: u32) -> u64 {
+    (4 * u64::from(nnz)).max(image_bytes.into())
+}
+
 /// Tiles, and what was made of each. The first `filled` wait to be assembled; all are reused, because memory that one thread
 /// allocates and another frees stays with the first thread's allocator.
 #[derive(Debug, Default)]

@@ -9,6 +9,7 @@ use super::segments::{self, Parts, SegmentsBuilder, SegmentsDecoder};
 use super::trees::key_of;
 use super::{
     Checked, ChunkBuilder, ChunkFormat, Decoder, FiberCounts, Format, FormatRecord, Layout, Scheme, Trees,
+    chunk_bytes_least,
 };
 use crate::chunk::{ChunkCodes, ChunkHeader, Version};
 use crate::encoding::values::ValueEncoding;
@@ -109,6 +110,14 @@ impl ChunkFormat for Fcoo {
 
     fn open_chunk_bytes(&self, chunk_bytes: u64) -> u64 {
         segments::open_chunk_bytes(chunk_bytes)
+    }
+
+    fn made_bytes(&self, order: usize) -> usize {
+        segments::made_bytes(order)
+    }
+
+    fn chunk_bytes_least(&self, nnz: u32, image_bytes: u32) -> u64 {
+        chunk_bytes_least(nnz, image_bytes)
     }
 
     fn builder(&self, version: Version, shape: &Shape, chunk_bytes: u64) -> Box<dyn ChunkBuilder> {

@@ -29,6 +29,7 @@ mod values;
 
 pub use cut::Cutter;
 pub(crate) use cut::{PENDING_NNZ, waiting_bytes};
+use cut::{chunk_bytes_least, chunk_nnz_max};
 pub use fiber_counts::FiberCounts;
 pub use gathered::SortedTile;
 pub use partitions::{PartitionPlan, PartitionRecord, Scheme, SliceKind, Takes, Trees, all_modes};
@@ -45,7 +46,10 @@ use std::fmt::{self, Debug};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use values::{ValueSection, WRONG_SECTIONS, check_dims, check_frame, value_section, wrong_section};
+use values::{
+    ValueSection, WRONG_SECTIONS, aligned, check_dims, check_frame, tile_records, value_cost, value_section,
+    wrong_section,
+};
 
 /// A format with its parameters.
 ///

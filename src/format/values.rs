@@ -1,12 +1,13 @@
 //! The VALUES section of an image, and checks shared by all formats.
 
-use crate::chunk::{ChunkHeader, ImageWriter, SectionKind, Version};
+use crate::chunk::{ALIGN, ChunkHeader, ImageWriter, SectionKind, Version};
 use crate::encoding::TILE_NNZ;
 use crate::encoding::column::Numbers;
 use crate::encoding::decimal::{self, DECIMAL_MAX, DECIMAL_WIDTH_MAX, EXPONENT_MAX, TILE_EXCEPTIONS_MAX};
+use crate::encoding::tile::TileRecord;
 use crate::encoding::values::{
-    ChosenValues, DICTIONARY_MAX, ValueEncoding, dictionary_width, exceptions_bytes, unpack_entries,
-    unpack_integers,
+    ChosenValues, DICTIONARY_MAX, ValueBytes, ValueEncoding, dictionary_width, exceptions_bytes,
+    unpack_entries, unpack_integers,
 };
 use crate::error::Error;
 use crate::shape::Shape;
@@ -193,6 +194,33 @@ impl ValueSection {
         }
         values[..nnz].iter().fold(true, |finite, v| finite & v.is_finite())
     }
+}
+
+/// What a section of `bytes` takes in an image.
+pub(super) fn aligned(bytes: u64) -> u64 {
+    bytes.next_multiple_of(ALIGN as u64)
+}
+
+/// The bytes of COLUMNS and VALUES in an image whose index columns take `columns`.
+pub(super) fn value_cost(columns: u64) -> impl Fn(ValueBytes) -> u64 {
+    move |values| aligned(columns + values.columns) + aligned(values.section)
+}
+
+/// The records of tiles with these ranges of `modes` modes and these values. Each tile's value column follows those of
+/// its modes.
+pub(super) fn tile_records<'a>(
+    tiles: impl Iterator<Item = (&'a TileRecord, &'a [f64])>,
+    modes: usize,
+    chosen: &ChosenValues,
+) -> Vec<TileRecord> {
+    let mut at = 0;
+    let record = |(ranges, values): (&TileRecord, &[f64])| {
+        let (value_base, value_width) = chosen.column_of(values);
+        let record = TileRecord { columns_at: at, value_width, value_base, ..*ranges };
+        at += record.widths(modes);
+        record
+    };
+    tiles.map(record).collect()
 }
 
 /// Writes the VALUES section, if the encoding has one. `each` passes all values, in order, to its argument.

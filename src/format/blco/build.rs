@@ -2,15 +2,15 @@
 //! bounded size.
 
 use super::Blco;
-use crate::chunk::{ALIGN, ImageWriter, SectionKind, Version};
+use crate::chunk::{ImageWriter, SectionKind, Version};
 use crate::encoding::column::Numbers;
 use crate::encoding::tile::{TileRecord, pack_mode, record_bytes};
-use crate::encoding::values::{ChosenValues, Costs, TileValues, ValueBytes};
+use crate::encoding::values::{ChosenValues, Costs, TileValues};
 use crate::encoding::{IndexEncoding, TILE_NNZ, column};
 use crate::error::Result;
 use crate::format::{
     BuiltChunk, ChunkBuilder, ChunkFormat, ChunkRanges, ChunkSink, ClosedChunk, Made, SortedTile, TileWorker,
-    value_section,
+    aligned, chunk_nnz_max, tile_records, value_cost, value_section,
 };
 use crate::linear::{BLOCK_BITS, BitLayout, Linearizer, Reencoding};
 use crate::shape::{ORDER_MAX, Shape};
@@ -132,26 +132,9 @@ struct Sizes {
     columns: usize,
 }
 
-/// The most nonzeros in a chunk.
-pub(crate) fn chunk_nnz_max(chunk_bytes: u64) -> usize {
-    let tiles = (chunk_bytes / 4 / TILE_NNZ as u64).max(1);
-    usize::try_from(tiles).map_or(usize::MAX, |t| t * TILE_NNZ)
-}
-
 /// Bytes that an open chunk of at most `chunk_bytes` takes: columns and values, then its image.
 pub(crate) fn open_chunk_bytes(chunk_bytes: u64) -> u64 {
     2 * chunk_bytes + 8 * chunk_nnz_max(chunk_bytes) as u64
-}
-
-/// The smallest bound on a chunk's image that allows `nnz` nonzeros in `image_bytes`.
-pub(crate) fn chunk_bytes_least(nnz: u32, image_bytes: u32) -> u64 {
-    (4 * u64::from(nnz)).max(image_bytes.into())
-}
-
-/// The bytes of COLUMNS and VALUES in an image whose index columns take `columns`.
-fn value_cost(columns: usize) -> impl Fn(ValueBytes) -> u64 {
-    let aligned = |bytes: u64| bytes.next_multiple_of(ALIGN as u64);
-    move |values| aligned(columns as u64 + values.columns) + aligned(values.section)
 }
 
 impl BlcoBuilder {
@@ -234,12 +217,11 @@ impl Encoder {
     fn image_bytes(&self, sizes: Sizes, costs: &Costs) -> u64 {
         let Sizes { tiles, nnz, blocks, columns } = sizes;
         let order = self.shape.order();
-        let aligned = |bytes: u64| bytes.next_multiple_of(ALIGN as u64);
         let sections = match self.encoding {
             IndexEncoding::Raw => aligned(16 * blocks as u64) + 2 * aligned(8 * nnz as u64),
             IndexEncoding::Tiled => {
                 let records = aligned((record_bytes(order) * tiles) as u64);
-                records + costs.cheapest(value_cost(columns)).1
+                records + costs.cheapest(value_cost(columns as u64)).1
             }
         };
         self.version.header_bytes(SECTIONS) as u64 + aligned(4 * order as u64) + sections
@@ -250,7 +232,7 @@ impl Encoder {
         let Sizes { nnz, columns, .. } = *sizes;
         let chosen = match self.encoding {
             IndexEncoding::Raw => ChosenValues::F64,
-            IndexEncoding::Tiled => costs.choose(chunk.values(), nnz, value_cost(columns)),
+            IndexEncoding::Tiled => costs.choose(chunk.values(), nnz, value_cost(columns as u64)),
         };
         let bytes = self.image_bytes(*sizes, costs);
         let sections = SECTIONS - usize::from(!chosen.encoding().has_section());
@@ -274,18 +256,11 @@ impl Encoder {
     /// Writes tile records and columns. Each tile's value column follows those of its modes.
     fn tiled_sections(&self, chunk: &OpenChunk, image: &mut ImageWriter, chosen: &ChosenValues) {
         let order = self.shape.order();
-        let mut at = 0;
-        let record = |tile: &EncodedTile| {
-            let mut record = tile.record;
-            (record.value_base, record.value_width) = chosen.column_of(&tile.values);
-            record.columns_at = at;
-            at += record.widths(order);
-            record
-        };
-        let records: Vec<TileRecord> = chunk.tiles.iter().map(record).collect();
+        let tiles = chunk.tiles.iter().map(|tile| (&tile.record, &tile.values[..]));
+        let records = tile_records(tiles, order, chosen);
         image.section(SectionKind::Tiles, |out| records.iter().for_each(|r| r.write(order, out)));
         image.section(SectionKind::Columns, |out| {
-            out.reserve(column::bytes(at));
+            out.reserve(column::bytes(records.iter().map(|record| record.widths(order)).sum()));
             for (record, tile) in records.iter().zip(&chunk.tiles) {
                 out.extend_from_slice(&tile.columns);
                 chosen.pack(&tile.values, record.value_base, record.value_width, out);

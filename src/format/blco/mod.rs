@@ -7,7 +7,9 @@ mod view;
 pub use build::BlcoBuilder;
 pub use view::{BlcoDecoder, BlcoView};
 
-use super::{Checked, ChunkBuilder, ChunkFormat, Decoder, FiberCounts, FormatRecord, Layout};
+use super::{
+    Checked, ChunkBuilder, ChunkFormat, Decoder, FiberCounts, FormatRecord, Layout, chunk_bytes_least,
+};
 use crate::chunk::{ChunkHeader, Version};
 use crate::encoding::IndexEncoding;
 use crate::encoding::values::ValueEncoding;
@@ -84,7 +86,7 @@ impl ChunkFormat for Blco {
     }
 
     fn chunk_bytes_least(&self, nnz: u32, image_bytes: u32) -> u64 {
-        build::chunk_bytes_least(nnz, image_bytes)
+        chunk_bytes_least(nnz, image_bytes)
     }
 
     fn builder(&self, version: Version, shape: &Shape, chunk_bytes: u64) -> Box<dyn ChunkBuilder> {

@@ -1,13 +1,13 @@
 //! Builds the image of a chunk from a tree.
 
-use super::measure::{SECTIONS, other_bytes, section_bytes};
+use super::measure::{SECTIONS, other_bytes};
 use super::record::{LevelRecord, TreeHead};
 use super::{PADDING, Tree};
 use crate::chunk::{ChunkCodes, ImageWriter, SectionKind, Version};
 use crate::encoding::column::{self, Numbers};
 use crate::encoding::values::{ChosenValues, Costs, TileValues, ValueBytes};
 use crate::encoding::{LeafRule, TILE_NNZ, width};
-use crate::format::{BuiltChunk, ChunkRanges, Layout, value_section};
+use crate::format::{BuiltChunk, ChunkRanges, Layout, value_cost, value_section};
 use crate::linear::{BitLayout, Linearizer};
 use crate::shape::{ModeOrder, ORDER_MAX, Shape};
 
@@ -82,8 +82,8 @@ impl TreeEncoder {
         });
         let index_bytes =
             inner.iter().map(|columns| columns.bytes.len()).sum::<usize>() + column::bytes(units);
-        let cost = |v: ValueBytes| section_bytes(index_bytes as u64 + v.columns, v.section);
-        let chosen = costs.choose(&tree.values, slots.count, cost);
+        let cost = value_cost(index_bytes as u64);
+        let chosen = costs.choose(&tree.values, slots.count, &cost);
         let mut nodes = [0; ORDER_MAX];
         for (l, n) in nodes.iter_mut().enumerate().take(order) {
             let count = if l == order - 1 { slots.count } else { tree.level_nodes(l) };
@@ -92,11 +92,11 @@ impl TreeEncoder {
         let head = TreeHead::new(&self.levels, self.leaf, nodes);
         let tiles = leaves.len() + inner.iter().map(|columns| columns.records.len()).sum::<usize>();
         let value_bytes = match &chosen {
-            ChosenValues::Dictionary(entries) => 8 * entries.len(),
-            _ => 8 * slots.count,
+            ChosenValues::Dictionary(entries) => 8 * entries.len() as u64,
+            _ => 8 * slots.count as u64,
         };
         let other = other_bytes(self.version, order, tiles as u64, nodes[0].into());
-        let bytes = other + section_bytes((index_bytes + value_bytes) as u64, value_bytes as u64);
+        let bytes = other + cost(ValueBytes { columns: value_bytes, section: value_bytes });
         let sections = SECTIONS - usize::from(!chosen.encoding().has_section());
         let mut image =
             ImageWriter::with_capacity(self.version, sections, usize::try_from(bytes).unwrap_or(0));

@@ -6,19 +6,13 @@ use crate::chunk::{ALIGN, Version};
 use crate::encoding::decimal::{self, DecimalTile};
 use crate::encoding::values::{Costs, TileValues, as_integer};
 use crate::encoding::{TILE_NNZ, column, width};
+use crate::format::{aligned, value_cost};
 
 /// Sections of an image, at most.
 pub(super) const SECTIONS: usize = 4;
 
-/// Bytes of an image's COLUMNS and VALUES sections with these columns and values.
-pub(super) fn section_bytes(columns: u64, section: u64) -> u64 {
-    let aligned = |bytes: u64| bytes.next_multiple_of(ALIGN as u64);
-    aligned(columns) + aligned(section)
-}
-
 /// Bytes of an image of `order` levels besides COLUMNS and VALUES.
 pub(super) fn other_bytes(version: Version, order: usize, tiles: u64, slices: u64) -> u64 {
-    let aligned = |bytes: u64| bytes.next_multiple_of(ALIGN as u64);
     let levels = HEAD_BYTES as u64 + RECORD_BYTES as u64 * tiles + 4 * slices.div_ceil(32);
     version.header_bytes(SECTIONS) as u64 + aligned(4 * order as u64) + aligned(levels)
 }
@@ -235,7 +229,7 @@ impl Meter {
     pub fn bytes(&self) -> u64 {
         let widths: u64 = self.levels.iter().map(|level| level.widths + level.tile_widths()).sum();
         let columns = widths * column::bytes(1) as u64;
-        let cost = self.values.costs().cheapest(|v| section_bytes(columns + v.columns, v.section)).1;
+        let cost = self.values.costs().cheapest(value_cost(columns)).1;
         let tiles = self.levels.iter().map(LevelMeter::tiles).sum();
         other_bytes(self.version, self.levels.len(), tiles, self.levels[0].nodes) + cost
     }
