@@ -93,6 +93,15 @@ fn packing_keeps_within_its_memory() {
     packs(dir, 64, &["t.tns", "-o", "t.hocfs", "--chunk-bytes", "2MiB"]);
     packs(dir, 160, &["t.tns", "-o", "t.hocfs"]);
     packs(dir, 160, &["t.tns", "-o", "t.hocfs", "--slice", "csr", "--threads", "16"]);
+    // Fibers that memory does not hold.
+    let of_fibers =
+        ["t.tns", "-o", "m.blco", "--format", "mmcsf", "--assign", "static", "--chunk-bytes", "2MiB"];
+    packs(dir, 64, &of_fibers);
+    let assigned = identity(&dir.join("m.blco"));
+    for (memory, threads) in [(64, "16"), (160, "32"), (1024, "2")] {
+        packs(dir, memory, &[&of_fibers[..], &["--threads", threads]].concat());
+        assert!(identity(&dir.join("m.blco")) == assigned, "{memory} MiB, {threads} threads");
+    }
     let needed = "takes at least";
     refuses(dir, "blco-pack", &["t.tns", "-o", "u.hocfs", "--memory", "64MiB"], &[needed, "--chunk-bytes"]);
     let arguments = ["t.tns", "-o", "u", "--memory", "64MiB", "--zstd", "19"];

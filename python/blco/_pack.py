@@ -121,7 +121,8 @@ def pack(
     fiber_split : int, optional
         Of "bcsf" and "hbcsf": split fibers after this many nonzeros; by default 128.
     assign : {"dynamic", "static"}, optional
-        Of "mmcsf": assign nonzeros by the fibers that are left, one nonzero after the other, or by those of the whole tensor.
+        Of "mmcsf": assign nonzeros by the fibers that are left, one nonzero after the other, which takes memory for all
+        fibers, or by those of the whole tensor, which takes no more than other formats.
     operation : {"mttkrp", "ttm"}, optional
         Of "fcoo", what it serves.
     zstd : int, optional

@@ -29,20 +29,18 @@ struct CompareReport {
 }
 
 /// A format.
-#[derive(Debug, Default, Serialize)]
+#[derive(Debug, Serialize)]
 struct FormatReport {
     format: &'static str,
     /// Bytes of indices, by the formula of the format's paper and in chunk images.
     paper_index_bytes: Option<u64>,
-    index_bytes: Option<u64>,
+    index_bytes: u64,
     /// Bytes of the whole store.
-    bytes: Option<u64>,
+    bytes: u64,
     /// Totals over all trees.
     slices: Option<u64>,
     fibers: Option<u64>,
     trees: Vec<TreeReport>,
-    /// Why there is no store in this format.
-    problem: Option<String>,
 }
 
 /// A partition with nonzeros sorted in an order of modes.
@@ -78,14 +76,7 @@ impl TreeReport {
 
 impl FormatReport {
     fn new(engine: &Engine, found: &InFormat) -> Result<Self> {
-        let store = match &found.store {
-            Ok(store) => store,
-            Err(what) => {
-                let problem = Some(super::in_options(what));
-                return Ok(Self { format: found.name, problem, ..Self::default() });
-            }
-        };
-        let parts = engine.count_fibers(store)?;
+        let parts = engine.count_fibers(&found.store)?;
         let paper = parts.iter().map(|part| part.format.paper_index_bytes(&part.counts)).sum();
         let trees: Vec<TreeReport> = parts.iter().filter_map(TreeReport::new).collect();
         let of_trees =
@@ -93,12 +84,11 @@ impl FormatReport {
         Ok(Self {
             format: found.name,
             paper_index_bytes: paper,
-            index_bytes: Some(parts.iter().map(|part| part.index_bytes).sum()),
-            bytes: Some(store.bytes()?),
+            index_bytes: parts.iter().map(|part| part.index_bytes).sum(),
+            bytes: found.store.bytes()?,
             slices: of_trees(|tree| tree.slices),
             fibers: of_trees(|tree| tree.fibers),
             trees,
-            problem: None,
         })
     }
 
@@ -118,12 +108,11 @@ const MUCH_SMALLER: f64 = 0.8;
 /// Which format is recommended, and why.
 fn recommend(formats: &[FormatReport]) -> (&'static str, String) {
     let of = |name: &str| formats.iter().find(|format| format.format == name);
-    let blco = of("blco").and_then(|format| format.bytes).unwrap_or(u64::MAX) as f64;
-    let sized = |name: &&'static str| of(name).and_then(|format| Some((format.bytes?, format)));
-    let smallest = ONE_COPY.iter().filter_map(sized).min_by_key(|(bytes, _)| *bytes);
+    let blco = of("blco").map_or(u64::MAX, |format| format.bytes) as f64;
+    let smallest = ONE_COPY.iter().filter_map(|name| of(name)).min_by_key(|format| format.bytes);
     match smallest {
-        Some((bytes, format)) if bytes as f64 <= MUCH_SMALLER * blco => {
-            let saved = (1.0 - bytes as f64 / blco) * 100.0;
+        Some(format) if format.bytes as f64 <= MUCH_SMALLER * blco => {
+            let saved = (1.0 - format.bytes as f64 / blco) * 100.0;
             let mean = format.mean_length().unwrap_or(1.0);
             let why = format!(
                 "its fibers hold {mean:.1} nonzeros on average, so it takes {saved:.0} % fewer bytes than blco and streamed passes read \
@@ -181,11 +170,6 @@ impl CompareReport {
         {
             writeln!(out, "fibers of csf, and the share of them by nonzeros\n{}", fiber_table(&csf.trees))?;
         }
-        for format in &self.formats {
-            if let Some(problem) = &format.problem {
-                writeln!(out, "  note: {}: {problem}", format.format)?;
-            }
-        }
         writeln!(out, "recommended: {}: {}", self.recommended, self.reason)
     }
 
@@ -195,12 +179,11 @@ impl CompareReport {
         table.set_header(["format", "paper", "index", "store", "slices", "fibers", "in a fiber", "longest"]);
         let or_dash = |x: Option<String>| x.unwrap_or_else(|| "-".into());
         for format in &self.formats {
-            let each =
-                |bytes: Option<u64>| or_dash(bytes.map(|b| format!("{:.2}", b as f64 / self.nnz as f64)));
+            let each = |bytes: u64| format!("{:.2}", bytes as f64 / self.nnz as f64);
             let count = |n: Option<u64>| or_dash(n.map(|n| n.to_string()));
             table.add_row([
                 format.format.to_owned(),
-                each(format.paper_index_bytes),
+                or_dash(format.paper_index_bytes.map(each)),
                 each(format.index_bytes),
                 each(format.bytes),
                 count(format.slices),

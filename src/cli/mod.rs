@@ -256,6 +256,7 @@ const OPTIONS: &[(&str, &str)] = &[
     ("`DeviceOrder::Store`", "--device-order store"),
     ("`Divide::Rows`", "--divide rows"),
     ("`Duplicates::Sum`", "--duplicates sum"),
+    ("`assign`", "--assign"),
     ("`checkpoint`", "--checkpoint"),
     ("`chunk_bytes`", "--chunk-bytes"),
     ("`delimiter`", "--delimiter"),

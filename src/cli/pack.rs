@@ -113,8 +113,8 @@ pub struct StoreArgs {
     /// tensor once per mode. one: one for all modes, rooted at the shortest. M: one, rooted at mode M [default: all]
     #[arg(long, value_name = "all|one|M", value_parser = trees)]
     trees: Option<Trees>,
-    /// How mmcsf assigns each nonzero to a tree: by fiber lengths among the nonzeros that remain (dynamic), or in the whole tensor
-    /// (static) [default: dynamic]
+    /// How mmcsf assigns each nonzero to a tree: by fiber lengths among the nonzeros that remain (dynamic, which takes memory for all
+    /// fibers), or in the whole tensor (static, which takes no more than other formats) [default: dynamic]
     #[arg(long, value_parser = named(&[("dynamic", Assign::Dynamic), ("static", Assign::Static)]))]
     assign: Option<Assign>,
     /// The operation that fcoo serves [default: mttkrp]

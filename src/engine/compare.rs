@@ -14,8 +14,8 @@ use std::path::{Path, PathBuf};
 #[derive(Debug)]
 pub(crate) struct InFormat {
     pub name: &'static str,
-    /// The store, or why it could not be made.
-    pub store: std::result::Result<Store, String>,
+    /// The store.
+    pub store: Store,
     /// Seconds that packing took; `None` if the store existed.
     pub build_seconds: Option<f64>,
 }
@@ -66,7 +66,7 @@ impl Engine {
         let scheme = format.resolve(shape)?;
         let is_so = |store: &Store| Scheme::recorded(&store.whole().records()) == scheme;
         if is_so(store) {
-            return Ok(InFormat { name, store: Ok(store.clone()), build_seconds: None });
+            return Ok(InFormat { name, store: store.clone(), build_seconds: None });
         }
         let target = shelter.path().join(format!("{name}.blco"));
         if holds_manifest(&target)? {
@@ -78,21 +78,12 @@ impl Engine {
                 let what = "holds another tensor or format; name another directory to keep stores in";
                 return Err(Error::request(format!("{}: {what}", target.display())));
             }
-            return Ok(InFormat { name, store: Ok(there), build_seconds: None });
+            return Ok(InFormat { name, store: there, build_seconds: None });
         }
         let options = PackOptions { format, ..PackOptions::new(target.clone()) };
         let (mut source, options) = repacking(store.clone(), options, false)?;
-        match self.pack(&mut source, &options) {
-            Ok(report) => {
-                let build_seconds = Some(report.seconds.total);
-                Ok(InFormat { name, store: Ok(self.open(&target)?), build_seconds })
-            }
-            // Assigning may take more memory than there is.
-            Err(Error::Request(what) | Error::Input { what, .. }) if scheme.assigns() => {
-                Ok(InFormat { name, store: Err(what), build_seconds: None })
-            }
-            Err(error) => Err(error),
-        }
+        let build_seconds = Some(self.pack(&mut source, &options)?.seconds.total);
+        Ok(InFormat { name, store: self.open(&target)?, build_seconds })
     }
 
     /// Slices, fibers and index bytes of all partitions of a store, from one pass.

@@ -71,17 +71,20 @@ pub fn scheme(shape: &Shape) -> Scheme {
 pub enum Assign {
     /// By the remaining lengths of fibers, nonzero by nonzero: assigning one shortens its other fibers.
     Dynamic,
-    /// By the lengths of the whole tensor's fibers.
+    /// By the lengths of the whole tensor's fibers, which takes no more memory than sorting.
     Static,
+    /// Dynamic where memory is enough for it, otherwise static: for stores of which no option says it.
+    Either,
 }
 
 impl Assign {
-    /// The name that users see.
+    /// The name that users see, of what they can choose.
     #[must_use]
-    pub fn name(self) -> &'static str {
+    pub fn name(self) -> Option<&'static str> {
         match self {
-            Self::Dynamic => "dynamic",
-            Self::Static => "static",
+            Self::Dynamic => Some("dynamic"),
+            Self::Static => Some("static"),
+            Self::Either => None,
         }
     }
 }
@@ -212,7 +215,7 @@ impl Assigner {
         let lengths = self.ranked.iter().map(|&mode| (mode, self.fibers[mode].length(number)));
         let longer = |one: (usize, u32), other: (usize, u32)| if other.1 > one.1 { other } else { one };
         self.last = lengths.reduce(longer).map_or(0, |(mode, _)| mode);
-        if self.assign == Assign::Dynamic {
+        if self.assign != Assign::Static {
             let others = self.fibers.iter_mut().enumerate().filter(|(mode, _)| *mode != self.last);
             others.for_each(|(_, fibers)| fibers.shorten(number));
         }

@@ -21,6 +21,7 @@ use super::spill::{FRAME_NNZ, STAGE_NNZ};
 use crate::coo::Source;
 use crate::error::{Error, Result};
 use crate::format::PENDING_NNZ;
+use crate::format::mmcsf::{Assign, Fibers};
 use crate::linear::{Nonzero, Wide};
 use bytesize::ByteSize;
 
@@ -42,6 +43,9 @@ const MERGE_BYTES_MIN: u64 = 4 << 20;
 const BATCH_BYTES: u64 = 3 << 20;
 /// A packed frame of a run, at most.
 const FRAME_BYTES: u64 = (FRAME_NNZ * (size_of::<Nonzero<Wide>>() + 1)) as u64;
+
+/// Nonzeros of a batch that is sorted again.
+pub const BATCH_NNZ: usize = 1 << 16;
 
 /// Nonzeros of a round of a merge: enough work for every thread.
 const ROUND_NNZ: usize = 1 << 19;
@@ -91,6 +95,12 @@ pub fn threads_within(source: &dyn Source, options: &PackOptions, threads: usize
     threads.min(more.saturating_add(1))
 }
 
+/// Bytes of memory that it takes to assign `nnz` nonzeros of `order` modes in memory.
+pub fn assigning_bytes<K>(order: usize, nnz: u64) -> u64 {
+    let each = size_of::<Nonzero<K>>() as u64 + 1;
+    (order as u64).saturating_mul(Fibers::host_bytes(nnz)).saturating_add(nnz.saturating_mul(each))
+}
+
 /// What chunks may take that a repair looks at, within `memory`; nothing bounds it where that is less than
 /// [`MEMORY_MIN`].
 #[must_use]
@@ -137,9 +147,7 @@ impl Budget {
 
     /// For nonzeros that are sorted again while those that were sorted are read: each gets half.
     pub fn shared(&self) -> (Self, Self) {
-        let half = self.room / 2;
-        let reading = Self::new(half, 0, 0);
-        (reading, Self { reader: half, ..*self })
+        (self.half(), Self { reader: self.room / 2, ..*self })
     }
 
     /// What remains besides this many bytes.
@@ -147,11 +155,33 @@ impl Budget {
         Self { room: self.room.saturating_sub(bytes), ..*self }
     }
 
-    /// Bytes that assigning nonzeros by their fibers may take: all but what reading takes.
-    pub fn assigning(&self) -> u64 {
+    /// Half of it, for sorting or for reading what is sorted.
+    pub fn half(&self) -> Self {
+        Self::new(self.room / 2, 0, 0)
+    }
+
+    /// Bytes that assigning nonzeros by their fibers in memory may take: all but what reading takes.
+    pub fn assigning(&self, assign: Assign) -> u64 {
         /// Less than half of the room beside any memory that is allowed: for tests, which are allowed less.
         const LEAST: u64 = 16 << 20;
-        self.room.saturating_sub(self.reader).max(LEAST)
+        let least = if assign == Assign::Dynamic { LEAST } else { 0 };
+        self.room.saturating_sub(self.reader).max(least)
+    }
+
+    /// What is left beside `nnz` nonzeros if they are in memory; otherwise for what is made of them while they are read.
+    pub fn beside_sorted<K>(&self, in_memory: bool, nnz: u64) -> Self {
+        if in_memory {
+            self.beside(nnz.saturating_mul(size_of::<Nonzero<K>>() as u64))
+        } else {
+            self.shared().1
+        }
+    }
+
+    /// Nonzeros of a piece that is sorted again: each is in memory a few times.
+    pub fn piece_nnz<K>(&self) -> usize {
+        let most = self.room / (8 * size_of::<Nonzero<K>>() as u64);
+        let all = BATCH_NNZ * rayon::current_num_threads();
+        usize::try_from(most).unwrap_or(usize::MAX).clamp(BATCH_NNZ, all)
     }
 
     /// How much more memory assigning nonzeros would need, where that takes `bytes`. (Of more memory an eighth goes to reading,

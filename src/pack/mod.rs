@@ -2,20 +2,22 @@
 //!
 //! The output depends only on the tensor and [`PackOptions`]. `resume` opens the job's directory. `runs` linearizes and
 //! sorts batches; if the dims are not declared, `stage` keeps the batches until they are known. Then, for each
-//! partition of the store, nonzeros pass in the partition's order (`orders`) through two stages: `combine` merges
-//! duplicates, and [`Cutter`] makes chunks of any format.
+//! partition of the store, nonzeros pass in the partition's order (`orders`; `leaves` says which, where each goes to one)
+//! through two stages: `combine` merges duplicates, and [`Cutter`] makes chunks of any format.
 
 mod budget;
 mod combine;
 mod external_sum;
 mod journal;
 mod leading;
+mod leaves;
 mod merge;
 mod options;
 mod orders;
 mod plan;
 mod promises;
 mod report;
+mod resort;
 mod resume;
 mod runs;
 mod scratch;
@@ -298,7 +300,7 @@ impl PackJob<'_> {
         if self.scheme.assigns() {
             let by_leaf: Vec<BitLayout> =
                 self.scheme.partitions.iter().map(|plan| plan.format.bit_layout(self.shape)).collect();
-            let done = orders.assign(self.options.format.assign(), &by_leaf, total)?;
+            let done = orders.assign(self.options.format.assign(), &by_leaf, total, self.watch)?;
             self.check_total(done, total)?;
         }
         for (number, plan) in self.scheme.partitions.iter().enumerate() {

@@ -119,7 +119,7 @@ impl FormatOption {
             "csf-one" => Self::Csf { trees: Trees::One },
             "bcsf" => Self::Bcsf { trees, fiber_split },
             "hbcsf" => Self::Hbcsf { trees, fiber_split },
-            "mmcsf" => Self::Mmcsf { assign: Assign::Dynamic },
+            "mmcsf" => Self::Mmcsf { assign: Assign::Either },
             "fcoo" => Self::Fcoo { operation: FcooFor::Mttkrp, trees, thread_nnz: 0 },
             _ => Self::Known(Format::blco(IndexEncoding::Tiled)),
         }
@@ -136,7 +136,7 @@ impl FormatOption {
         let format = scheme.format();
         if scheme.assigns() {
             // Any leaf mode may get some; how they were assigned no store says.
-            Self::Mmcsf { assign: Assign::Dynamic }
+            Self::Mmcsf { assign: Assign::Either }
         } else if scheme == Scheme::whole(format.clone(), order) {
             Self::Known(format.clone())
         } else {
@@ -266,7 +266,10 @@ impl FormatOption {
             Self::Hbcsf { trees, fiber_split } => {
                 format!("--format hbcsf --trees {} --fiber-split {fiber_split}", trees.name())
             }
-            Self::Mmcsf { assign } => format!("--format mmcsf --assign {}", assign.name()),
+            Self::Mmcsf { assign } => {
+                let assign = assign.name().map_or_else(String::new, |name| format!(" --assign {name}"));
+                format!("--format mmcsf{assign}")
+            }
             Self::Fcoo { operation, trees, thread_nnz } => {
                 let operation = if *operation == FcooFor::Ttm { "ttm" } else { "mttkrp" };
                 let trees = trees.name();

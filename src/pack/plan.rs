@@ -1,9 +1,10 @@
 //! The resources of packing, computed beforehand: memory, temporary files, the store.
 
-use super::PackOptions;
-use super::budget::{Budget, memory_least};
+use super::budget::{Budget, assigning_bytes, memory_least};
+use super::{FormatOption, PackOptions};
 use crate::coo::{Size, Source};
 use crate::error::{Error, Result};
+use crate::format::mmcsf::Assign;
 use crate::linear::Wide;
 use crate::shape::Shape;
 use crate::store::partial_path;
@@ -49,22 +50,47 @@ fn existing(path: &Path) -> PathBuf {
 
 /// What sorting takes of the disk.
 struct Estimate {
+    /// Runs in the first order; 0 where memory holds all nonzeros.
     runs: u64,
-    temporary_bytes: u64,
+    /// Bytes on disk of all nonzeros once.
+    copy_bytes: u64,
+    /// Runs in which lengths of fibers are sorted; 0 where memory holds the fibers.
+    runs_of_fibers: u64,
 }
 
 impl Estimate {
-    fn new(in_memory: bool, nnz: u64, run_nnz: u64, bytes_per_nnz: u64) -> Self {
-        if in_memory {
-            return Self { runs: 0, temporary_bytes: 0 };
+    /// `K` holds a linear index.
+    fn new<K>(budget: &Budget, size: &Size, in_memory: bool, run_nnz: u64, bytes_per_nnz: u64) -> Self {
+        let beside = budget.beside_sorted::<K>(in_memory, size.nnz);
+        let holds_fibers = assigning_bytes::<K>(size.order, size.nnz) <= beside.assigning(Assign::Static);
+        Self {
+            runs: if in_memory { 0 } else { size.nnz.div_ceil(run_nnz) },
+            copy_bytes: size.nnz.saturating_mul(bytes_per_nnz),
+            runs_of_fibers: if holds_fibers {
+                0
+            } else {
+                size.nnz.div_ceil(beside.half().run_nnz::<K>() as u64)
+            },
         }
-        Self { runs: nnz.div_ceil(run_nnz), temporary_bytes: nnz.saturating_mul(bytes_per_nnz) }
+    }
+
+    /// Runs, and bytes on disk at one time.
+    fn on_disk(&self, format: &FormatOption) -> (u64, u64) {
+        let first = u64::from(self.runs > 0);
+        // Nonzeros that are sorted again stay in the order in which they came, too; lengths of fibers pass from one order to the next.
+        let (runs, again) = match format {
+            FormatOption::Mmcsf { assign } if *assign != Assign::Dynamic && self.runs_of_fibers > 0 => {
+                (self.runs.max(self.runs_of_fibers), 2)
+            }
+            _ => (self.runs, first * u64::from(format.sorts_again())),
+        };
+        (runs, self.copy_bytes.saturating_mul(first + again))
     }
 
     /// Where the dims are not declared: packed coordinates take about two bytes a mode, values and checksums the rest.
     fn staged(budget: &Budget, size: &Size) -> Self {
         let kept = budget.keeps(size.nnz, size.order);
-        Self::new(kept, size.nnz, budget.staged_nnz(), 2 * size.order as u64 + 4)
+        Self::new::<u64>(budget, size, kept, budget.staged_nnz(), 2 * size.order as u64 + 4)
     }
 
     /// Where they are declared: packed differences take the bits that a run's length leaves of a linear index.
@@ -73,7 +99,7 @@ impl Estimate {
         let nnz = usize::try_from(size.nnz).unwrap_or(usize::MAX);
         let fits = nnz <= run_nnz && budget.writes_from_memory::<K>(nnz);
         let bits = (shape.linear_bits() + 4).saturating_sub(run_nnz.min(nnz).max(1).ilog2());
-        Self::new(fits, size.nnz, run_nnz as u64, u64::from(bits.div_ceil(8)) + 4)
+        Self::new::<K>(budget, size, fits, run_nnz as u64, u64::from(bits.div_ceil(8)) + 4)
     }
 }
 
@@ -88,8 +114,7 @@ pub fn plan(sys: &Sys, source: &mut dyn Source, options: &PackOptions) -> Result
         Some(shape) if shape.linear_bits() <= u64::BITS => Estimate::direct::<u64>(&budget, &size, shape),
         Some(shape) => Estimate::direct::<Wide>(&budget, &size, shape),
     });
-    // Nonzeros that are sorted again stay in the order in which they came, too.
-    let kept = if options.format.sorts_again() { 2 } else { 1 };
+    let on_disk = estimate.as_ref().map(|estimate| estimate.on_disk(&options.format));
     let copies = size.map_or(1, |size| options.format.copies(size.order));
     let partial = partial_path(&options.target);
     let temporary_dir = existing(options.temp_dir.as_deref().unwrap_or(&partial));
@@ -98,9 +123,9 @@ pub fn plan(sys: &Sys, source: &mut dyn Source, options: &PackOptions) -> Result
         memory_least_bytes: memory_least(source, options, 1),
         threads,
         nnz: size.map(|s| s.nnz),
-        in_memory: estimate.as_ref().map(|e| e.runs == 0),
-        runs: estimate.as_ref().map(|e| e.runs),
-        temporary_bytes: estimate.as_ref().map(|e| e.temporary_bytes.saturating_mul(kept)),
+        in_memory: on_disk.map(|(runs, _)| runs == 0),
+        runs: on_disk.map(|(runs, _)| runs),
+        temporary_bytes: on_disk.map(|(_, bytes)| bytes),
         temporary_free_bytes: sys.free_bytes(&temporary_dir)?,
         temporary_dir,
         store_bytes_max: size.map(|s| s.nnz.saturating_mul(17 * copies).saturating_add(1 << 20)),

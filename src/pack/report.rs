@@ -5,8 +5,8 @@ use crate::store::Manifest;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
-/// Called with what is being done ("reading", "sorting", "writing"), the nonzeros that it has done, and how many it will do where that
-/// is known.
+/// Called with what is being done ("reading", "sorting", "assigning", "writing"), the nonzeros that it has done, and how many it
+/// will do where that is known.
 pub type PackWatch<'a> = &'a (dyn Fn(&'static str, u64, Option<u64>) + Sync);
 
 /// What was packed.

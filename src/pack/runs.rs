@@ -156,7 +156,11 @@ fn linearize<K: Key>(linearizer: &Linearizer<K>, batch: &Batch, target: &mut [No
 }
 
 /// Appends sorted nonzeros to a run: frames packed in parallel, written in order while the next are packed.
-fn write_frames<K: Key>(writer: &mut SpillWriter, nonzeros: &[Nonzero<K>], budget: &Budget) -> Result<()> {
+pub fn write_frames<K: Key>(
+    writer: &mut SpillWriter,
+    nonzeros: &[Nonzero<K>],
+    budget: &Budget,
+) -> Result<()> {
     let pack = |part: &[Nonzero<K>]| -> Vec<Vec<u8>> { part.par_chunks(FRAME_NNZ).map(run_frame).collect() };
     let mut packed: Vec<Vec<u8>> = Vec::new();
     for part in nonzeros.chunks(FRAME_NNZ * budget.frames_at_once()) {

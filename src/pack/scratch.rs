@@ -24,6 +24,15 @@ pub struct SpillReport {
     pub resumed_nnz: u64,
 }
 
+impl SpillReport {
+    /// Adds what went to disk beside `beside`.
+    pub(super) fn add(&mut self, beside: Self, more: Self) {
+        self.runs = self.runs.max(more.runs);
+        self.bytes += more.bytes;
+        self.bytes_peak = self.bytes_peak.max(beside.bytes_peak + more.bytes_peak);
+    }
+}
+
 /// Where the temporary files of a job go.
 #[derive(Debug)]
 pub struct Place {

@@ -84,7 +84,7 @@ const CASES: [Case; 28] = [
     of_format("pack, hbcsf", "blco-pack", &["u.tns", "-o", "out/s", "--format", "hbcsf", "--chunk-bytes", SMALL]),
     of_format("pack, mmcsf", "blco-pack", &["u.tns", "-o", "out/s", "--format", "mmcsf", "--chunk-bytes", SMALL]),
     of_format("pack, mmcsf static, spilling", "blco-pack",
-        &["u.tns", "-o", "out/s", "--format", "mmcsf", "--assign", "static", "--memory", "0"]),
+        &["v.tns", "-o", "out/s", "--format", "mmcsf", "--assign", "static", "--memory", "0"]),
     of_format("pack, fcoo", "blco-pack", &["u.tns", "-o", "out/s", "--format", "fcoo", "--chunk-bytes", SMALL]),
     of_format("pack, 3 parts", "blco-pack", &["u.tns", "-o", "out/s", "--split", "3", "--chunk-bytes", SMALL]),
     of_format("run, mmcsf", "blco-run", &["m", "--rank", "2", "--output", "out/results"]),
@@ -99,6 +99,9 @@ fn prepare(dir: &Path) {
     // Two such runs.
     let tensor = Tensor::random(&[300, 50, 200], 20_000, 2, values::integer);
     std::fs::write(dir.join("u.tns"), tensor.text()).unwrap();
+    // One such run, as often as fibers are sorted.
+    let tensor = Tensor::random(&[30, 5, 20], 400, 3, values::integer);
+    std::fs::write(dir.join("v.tns"), tensor.text()).unwrap();
     std::fs::write(dir.join("other.tns"), "1 1 1\n2 2 4\n").unwrap();
     for name in ["out", "temp"] {
         std::fs::create_dir(dir.join(name)).unwrap();

@@ -4,7 +4,7 @@
 use super::{Run, parse_modes};
 use crate::cli::progress::Bar;
 use crate::cli::report::{ReportHead, median, share_of_bound};
-use crate::cli::{Report, agreed_rank, in_options, nonzeros};
+use crate::cli::{Report, agreed_rank, nonzeros};
 use crate::coo::Source;
 use crate::dense::{FactorView, Matrix, Precision, Real, factors_rank, load_factors, seeded_factors};
 use crate::engine::compare::InFormat;
@@ -83,7 +83,7 @@ struct CompareReport {
 struct FormatReport {
     format: &'static str,
     /// Bytes of the store.
-    bytes: Option<u64>,
+    bytes: u64,
     /// Seconds of packing; `None` for an existing store.
     build_seconds: Option<f64>,
     /// The device that computed.
@@ -93,7 +93,7 @@ struct FormatReport {
     modes: Vec<ModeReport>,
     /// A pass over all modes.
     all_seconds: Option<f64>,
-    /// Why there is no store in this format, or why no GPU was used.
+    /// Why no GPU was used.
     notes: Vec<String>,
 }
 
@@ -178,7 +178,7 @@ impl<T: Real> Subject<'_, T> {
     fn measured(&self, found: &InFormat) -> Result<FormatReport> {
         let mut report = FormatReport {
             format: found.name,
-            bytes: None,
+            bytes: found.store.bytes()?,
             build_seconds: found.build_seconds,
             backend: None,
             device: None,
@@ -186,14 +186,7 @@ impl<T: Real> Subject<'_, T> {
             all_seconds: None,
             notes: Vec::new(),
         };
-        let store = match &found.store {
-            Ok(store) => store,
-            Err(what) => {
-                report.notes.push(in_options(what));
-                return Ok(report);
-            }
-        };
-        report.bytes = Some(store.bytes()?);
+        let store = &found.store;
         for mode in &self.modes {
             let seconds = self.pass(store, std::slice::from_ref(mode), &mut report, true)?;
             debug_assert_eq!(report.modes.last().map(|mode| mode.seconds), Some(seconds));
@@ -244,7 +237,7 @@ impl CompareReport {
             let note = |note: &String| format!("  note: {}: {note}\n", format.format);
             notes.extend(format.notes.iter().map(note));
             let or_dash = |x: Option<String>| x.unwrap_or_else(|| "-".into());
-            let each = format.bytes.map(|bytes| format!("{:.3}", bytes as f64 / self.nnz as f64));
+            let each = format!("{:.3}", format.bytes as f64 / self.nnz as f64);
             let built = format.build_seconds.map(|s| format!("{s:.2} s"));
             let ms = |s: f64| format!("{:.3} ms", 1e3 * s);
             let seconds = self
@@ -259,7 +252,7 @@ impl CompareReport {
                 Some(_) => "DIFFERS",
                 None => "",
             };
-            let row = [format.format.to_owned(), or_dash(each), or_dash(built)].into_iter().chain(seconds);
+            let row = [format.format.to_owned(), each, or_dash(built)].into_iter().chain(seconds);
             let all =
                 [or_dash(format.all_seconds.map(ms)), or_dash(worst.map(share_of_bound)), verdict.to_owned()];
             table.add_row(row.chain(all));
