@@ -60,14 +60,12 @@ fn add<T: Real>(matrix: &[T], rank: usize, tile: &FiberTile, rows: &mut TileRows
     for (fiber, row) in rows.rows.chunks_exact_mut(rank).enumerate() {
         let nonzeros =
             starts[fiber].into()..starts.get(fiber + 1).map_or(leaves.len(), |&end| usize::from(end));
-        if is_far {
-            let ahead = leaves.iter().take(nonzeros.end + AHEAD).skip(nonzeros.start + AHEAD);
-            ahead.for_each(fetch);
-        }
+        let ahead = if is_far { leaves.get(nonzeros.start + AHEAD..).unwrap_or_default() } else { &[] };
         let mut fiber = Fiber {
             matrix,
             rank,
             leaves: &leaves[nonzeros.clone()],
+            ahead,
             values: &values[nonzeros],
             row,
             first: (fiber == 0).then_some(&mut first[..]),
@@ -97,6 +95,8 @@ struct Fiber<'a, T> {
     matrix: &'a [T],
     rank: usize,
     leaves: &'a [u32],
+    /// The leaves whose rows are fetched meanwhile, one with each of the fiber's.
+    ahead: &'a [u32],
     values: &'a [f64],
     row: &'a mut [T],
     /// Of the tile's first fiber, its sum before this tile's nonzeros, and after them.
@@ -113,7 +113,11 @@ impl<T: Real> Fiber<'_, T> {
         if let Some(first) = &self.first {
             sums[..columns].copy_from_slice(&first[at..at + columns]);
         }
+        let mut ahead = self.ahead.iter();
         for (&leaf, &value) in self.leaves.iter().zip(self.values) {
+            if let Some(&next) = ahead.next() {
+                prefetch(&self.matrix[next as usize * self.rank + at..][..columns]);
+            }
             let (row, value) = (&self.matrix[leaf as usize * self.rank + at..][..columns], T::nearest(value));
             for (sum, &u) in sums[..columns].iter_mut().zip(row) {
                 *sum += (value * u).widen();

@@ -1,7 +1,7 @@
 //! SpTTM of any store: the packer's runs sort its nonzeros by fiber.
 
 use super::fiber_rows::FiberRows;
-use super::tile_rows::Nonzeros;
+use super::tile_rows::{Nonzeros, coordinates};
 use crate::backend::host::{HostOp, Tiles};
 use crate::coo::Batch;
 use crate::dense::Real;
@@ -72,7 +72,7 @@ impl<K: Key> Nonzeros for SortedNonzeros<'_, K> {
             let linear = nonzero.linear.widen();
             let fiber = linear >> leaf_bits;
             if before.replace(fiber) != Some(fiber) {
-                let at = self.linearizer.gather(nonzero.linear);
+                let at = coordinates(self.linearizer, nonzero.linear);
                 tile.starts[tile.fibers] = i;
                 let others = (0..order).filter(|&m| m != self.mode);
                 tile.indices.iter_mut().zip(others).for_each(|(column, m)| column[tile.fibers] = at[m]);

@@ -4,7 +4,7 @@
 
 use super::fiber_rows::FiberRows;
 use super::sorted::layout;
-use super::tile_rows::Nonzeros;
+use super::tile_rows::{Nonzeros, coordinates};
 use super::tree_of;
 use crate::backend::host::{HostOp, Tiles, Vectors};
 use crate::dense::Real;
@@ -64,10 +64,11 @@ pub struct SortedFibers<'a, 's, T, K> {
     by_slices: bool,
     /// How many nonzeros will come.
     nnz: usize,
-    /// Those that are not computed yet: their index in the mode, and their value. Where all come first, huge pages hold each list: making
-    /// small ones be there takes longer than filling them.
+    /// Those that are not computed yet, the first `held` of each list: their index in the mode, and their value. Lists have room for all, so
+    /// that huge pages hold long ones: making small ones be there takes longer than filling them.
     leaves: Vec<u32>,
     values: Vec<f64>,
+    held: usize,
     pieces: Vec<Piece<K>>,
     rows: FiberRows<'a, 's, T>,
 }
@@ -99,7 +100,7 @@ impl<'a, 's, T: Real, K: Key> SortedFibers<'a, 's, T, K> {
         let nnz = usize::try_from(manifest.nnz).unwrap_or(usize::MAX);
         let finder = FiberFinder { order: shape.order(), linearizer: Linearizer::new(&layout(shape, mode)) };
         let (leaves, values, pieces) = (Vec::new(), Vec::new(), Vec::new());
-        Self { sys: sys.clone(), finder, others, by_slices, nnz, leaves, values, pieces, rows }
+        Self { sys: sys.clone(), finder, others, by_slices, nnz, leaves, values, held: 0, pieces, rows }
     }
 
     /// Computes the fibers that are left, after all nonzeros have arrived. Returns the number of all. Values with equal coordinates are
@@ -118,7 +119,7 @@ impl<'a, 's, T: Real, K: Key> SortedFibers<'a, 's, T, K> {
             _ => fibers.len(),
         };
         let mut open = fibers.split_off(complete);
-        let end = open.first().map_or(self.leaves.len(), |fiber| place(fiber.first));
+        let end = open.first().map_or(self.held, |fiber| place(fiber.first));
         if repeats {
             for fiber in &mut fibers {
                 add_up((&mut self.leaves, &mut self.values), fiber);
@@ -133,8 +134,9 @@ impl<'a, 's, T: Real, K: Key> SortedFibers<'a, 's, T, K> {
         let (lists, linearizer) = ((&self.leaves[..], &self.values[..]), &self.finder.linearizer);
         let nonzeros = FibersInOrder { lists, fibers: &fibers, linearizer, others: &self.others };
         self.rows.put(place(nnz), &nonzeros)?;
-        self.leaves.drain(..end);
-        self.values.drain(..end);
+        self.leaves.copy_within(end..self.held, 0);
+        self.values.copy_within(end..self.held, 0);
+        self.held -= end;
         for fiber in &mut open {
             fiber.first -= end as u64;
         }
@@ -270,14 +272,16 @@ impl pulp::WithSimd for Decode<'_, '_> {
 impl<T: Real, K: Key> HostOp for SortedFibers<'_, '_, T, K> {
     fn chunk(&mut self, chunk: &ChunkView<'_>) -> Result<()> {
         let view = chunk.tree().ok_or_else(|| Error::request("fibers are sorted by those of trees alone"))?;
-        let (first, nnz) = (self.leaves.len(), self.leaves.len() + view.nnz());
+        let (first, nnz) = (self.held, self.held + view.nnz());
         let most = self.nnz.max(nnz);
-        let room = if self.by_slices { nnz } else { most };
-        self.sys.reserve(&mut self.leaves, room, most)?;
-        self.sys.reserve(&mut self.values, room, most)?;
-        self.leaves.resize(nnz, 0);
-        self.values.resize(nnz, 0.0);
-        let (leaves, values) = (&mut self.leaves[first..], &mut self.values[first..]);
+        self.sys.reserve(&mut self.leaves, most, most)?;
+        self.sys.reserve(&mut self.values, most, most)?;
+        if self.leaves.len() < nnz {
+            self.leaves.resize(nnz, 0);
+            self.values.resize(nnz, 0.0);
+        }
+        self.held = nnz;
+        let (leaves, values) = (&mut self.leaves[first..nnz], &mut self.values[first..nnz]);
         let lists = leaves.par_chunks_mut(PIECE_NNZ).zip(values.par_chunks_mut(PIECE_NNZ));
         let (finder, place) = (&self.finder, |piece: usize| piece * PIECE_NNZ);
         let pieces = lists.enumerate().map(|(p, lists)| finder.fill(lists, first + place(p), view, place(p)));
@@ -317,7 +321,7 @@ impl<K: Key> Nonzeros for FibersInOrder<'_, K> {
             if at >= end {
                 break;
             }
-            let indices = self.linearizer.gather(fiber.linear);
+            let indices = coordinates(self.linearizer, fiber.linear);
             let columns = tile.indices.iter_mut().zip(self.others);
             columns.for_each(|(column, &mode)| column[tile.fibers] = indices[mode]);
             #[expect(clippy::cast_possible_truncation, reason = "less than a tile")]

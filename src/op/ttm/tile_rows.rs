@@ -4,8 +4,17 @@ use crate::dense::Real;
 use crate::encoding::TILE_NNZ;
 use crate::error::Result;
 use crate::format::tree::{FiberTile, TreeView};
+use crate::linear::{Key, Linearizer};
+use crate::shape::ORDER_MAX;
 use crate::sys::Sys;
 use std::ops::Range;
+
+/// The coordinates of a linear index, not inlined: a loop that is compiled for wide vectors would gather the tables' entries mode by mode
+/// from as many rows as a key has bytes, which takes several times as long as adding up the rows.
+#[inline(never)]
+pub(super) fn coordinates<K: Key>(linearizer: &Linearizer<K>, linear: K) -> [u32; ORDER_MAX] {
+    linearizer.gather(linear)
+}
 
 /// Nonzeros in the order of the fibers.
 pub(super) trait Nonzeros: Sync {
