@@ -74,7 +74,7 @@ impl<K: Key> LeafReader<'_, K> {
     pub fn next(&mut self, nonzeros: &[Nonzero<K>]) -> Result<&[u8]> {
         let Self { held, spilled, ahead, at, read } = self;
         let Some(spilled) = spilled else {
-            let (next, rest) = held.split_at(nonzeros.len());
+            let (next, rest) = held.split_at(nonzeros.len().min(held.len()));
             *held = rest;
             return Ok(next);
         };

@@ -73,7 +73,7 @@ impl<K: Key> Orders<K> {
         if self.again.as_ref().is_none_or(|(other, _)| other != layout) {
             // Room for the next one.
             self.again = None;
-            let sorted = self.sort_again(layout)?;
+            let sorted = self.sort_some(layout, None)?;
             self.spilled.add(self.sorted.spilled(), sorted.spilled());
             self.again = Some((layout.clone(), sorted));
         }
@@ -133,11 +133,6 @@ impl<K: Key> Orders<K> {
             }
             SortedRuns::Runs(_) => left.shared(),
         }
-    }
-
-    /// Sorts what was spilled by `layout`.
-    fn sort_again(&self, layout: &BitLayout) -> Result<SortedRuns<K>> {
-        self.sort_some(layout, None)
     }
 
     /// Sorts by `layout` what is assigned to a leaf mode, or all.
