@@ -6,6 +6,7 @@ use blco::internals::backend::host::{HostBackend, HostOp};
 use blco::internals::dense::{Matrix, seeded_factors};
 use blco::internals::encoding::TILE_NNZ;
 use blco::internals::error::{Error, Result};
+use blco::internals::format::tree::Recent;
 use blco::internals::format::{ChunkView, Decoder};
 use blco::internals::op::oracle;
 use blco::internals::op::salvage::Salvage;
@@ -259,8 +260,9 @@ fn chunk(store: &Store, decoder: &Decoder, number: usize, all: &mut Tensor) -> R
     let view = ChunkView::open(decoder, &header, image, store.chunk_path(number))?;
     let order = all.order();
     let (mut indices, mut values) = (vec![0; order * TILE_NNZ], vec![0.0; TILE_NNZ]);
+    let mut recent = Recent::default();
     for t in 0..view.tiles() {
-        let tile = view.decode(t, &mut indices, &mut values)?;
+        let tile = view.decode(t, &mut recent, &mut indices, &mut values)?;
         for i in 0..tile.nnz {
             all.indices.extend((0..order).map(|m| tile.column(m)[i]));
         }

@@ -5,6 +5,7 @@
 use super::Squares;
 use crate::encoding::TILE_NNZ;
 use crate::error::Result;
+use crate::format::tree::Recent;
 use crate::format::{ChunkView, DecodedTile, Decoder};
 use crate::shape::ORDER_MAX;
 use crate::store::{ChunkHeader, Partition, Store};
@@ -224,6 +225,7 @@ pub(crate) struct TileRoom {
     metas: Vec<TileMeta>,
     indices: Vec<u32>,
     values: Vec<f64>,
+    recent: Recent,
 }
 
 impl TileRoom {
@@ -234,12 +236,13 @@ impl TileRoom {
             metas: sys.vec(TileMeta::default(), tiles)?,
             indices: sys.vec(0, tiles * order * TILE_NNZ)?,
             values: sys.vec(0.0, tiles * TILE_NNZ)?,
+            recent: Recent::default(),
         })
     }
 
     /// Bytes of such a room.
     pub(crate) fn bytes(order: usize, tiles: usize) -> u64 {
-        (tiles * (TILE_NNZ * (4 * order + 8) + size_of::<TileMeta>())) as u64
+        (tiles * (TILE_NNZ * (4 * order + 8) + size_of::<TileMeta>()) + Recent::bytes(order)) as u64
     }
 
     /// Decodes consecutive tiles of a chunk on this thread.
@@ -251,8 +254,10 @@ impl TileRoom {
     ) -> Result<Tiles<'_>> {
         let indices = self.indices.chunks_exact_mut(self.order * TILE_NNZ);
         let rooms = indices.zip(self.values.chunks_exact_mut(TILE_NNZ)).zip(&mut self.metas);
+        let recent = &mut self.recent;
+        recent.clear();
         for (t, ((indices, values), meta)) in tiles.clone().zip(rooms) {
-            vectors.dispatch(DecodeTile { view, t, indices, values, meta })?;
+            vectors.dispatch(DecodeTile { view, t, recent, indices, values, meta })?;
         }
         Ok(self.tiles(view, tiles))
     }
@@ -266,8 +271,9 @@ impl TileRoom {
     ) -> Result<Tiles<'_>> {
         let indices = self.indices.par_chunks_exact_mut(self.order * TILE_NNZ);
         let rooms = indices.zip(self.values.par_chunks_exact_mut(TILE_NNZ)).zip(&mut self.metas);
-        rooms.zip(tiles.clone()).try_for_each(|(((indices, values), meta), t)| {
-            vectors.dispatch(DecodeTile { view, t, indices, values, meta })
+        let rooms = rooms.zip(tiles.clone());
+        rooms.try_for_each_init(Recent::default, |recent, (((indices, values), meta), t)| {
+            vectors.dispatch(DecodeTile { view, t, recent, indices, values, meta })
         })?;
         Ok(self.tiles(view, tiles))
     }
@@ -315,7 +321,7 @@ pub fn computing_bytes(threads: usize) -> u64 {
 }
 
 /// Bytes of memory of a host backend with `threads` threads for tensors of `order`; 1 for one made by
-/// [`HostBackend::new`].
+/// [`HostBackend::new`]. What each thread needs while it decodes is among [`computing_bytes`].
 #[must_use]
 pub fn decoded_bytes(order: usize, threads: usize) -> u64 {
     TileRoom::bytes(order, batch_tiles(threads))
@@ -393,6 +399,7 @@ fn part_of(decoders: &[(u32, Decoder)], header: &ChunkHeader) -> usize {
 struct DecodeTile<'a, 'v> {
     view: &'a ChunkView<'v>,
     t: usize,
+    recent: &'a mut Recent,
     indices: &'a mut [u32],
     values: &'a mut [f64],
     meta: &'a mut TileMeta,
@@ -405,7 +412,7 @@ impl pulp::WithSimd for DecodeTile<'_, '_> {
 
     #[inline(always)]
     fn with_simd<S: pulp::Simd>(self, _: S) -> Result<()> {
-        let tile = self.view.decode(self.t, self.indices, self.values)?;
+        let tile = self.view.decode(self.t, self.recent, self.indices, self.values)?;
         *self.meta = TileMeta { nnz: tile.nnz, low: tile.low, high: tile.high };
         Ok(())
     }

@@ -9,7 +9,7 @@ use crate::dense::{MatrixRef, Real};
 use crate::error::{Error, Result};
 use crate::linear::{Key, Wide};
 use crate::op::ttm::{
-    FiberRows, FiberSink, Fibers, Sorted, SortedFibers, fibers_bytes, is_in_order, matrix_bytes,
+    Delivered, FiberRows, FiberSink, Fibers, Sorted, SortedFibers, fibers_bytes, is_in_order, matrix_bytes,
     oracle_bytes, serving_view, sorted_fibers_bytes, sorts_fibers,
 };
 use crate::pack::{ExternalSumMemory, SpillReport};
@@ -69,7 +69,7 @@ pub(crate) struct TtmPlan {
 
 /// The outcome of an SpTTM.
 pub(crate) struct TtmOutcome {
-    pub fibers: u64,
+    pub delivered: Delivered,
     pub spilled: SpillReport,
     /// Seconds after the pass, for sorting nonzeros, computing and delivering; 0 if fibers stream on the CPU.
     pub merge_seconds: f64,
@@ -148,7 +148,7 @@ impl Engine {
             )));
         }
         let plan = self.settle_ttm::<T>(store, &request)?;
-        Ok(self.run_ttm(store, &request, plan, matrix, Some(sink))?.fibers)
+        Ok(self.run_ttm(store, &request, plan, matrix, Some(sink))?.delivered.fibers)
     }
 
     /// Plans SpTTM along `mode`, from 0, with a matrix of `rank` columns in the precision `T`. The plan counts the part of the result that
@@ -263,9 +263,9 @@ impl Engine {
         let rows = FiberRows::new(sys, shape.order(), matrix, sink).with_vectors(vectors);
         self.install(|| match plan.way {
             Way::Streamed => {
-                let mut rows = rows;
-                let ran = self.ttm_pass(store, plan, &mut rows)?;
-                Ok(TtmOutcome { fibers: rows.finish()?, ..ran })
+                let ran =
+                    self.ttm_pass(store, plan, rows, |rows| Ok((rows.finish()?, SpillReport::default())))?;
+                Ok(TtmOutcome { merge_seconds: 0.0, ..ran })
             }
             _ if shape.linear_bits() <= u64::BITS => self.ttm_sorted::<T, u64>(store, request, plan, rows),
             _ => self.ttm_sorted::<T, Wide>(store, request, plan, rows),
@@ -283,25 +283,28 @@ impl Engine {
         let (sys, mode, way) = (self.sys(), request.mode, plan.way);
         let (shape, nnz) = (&store.manifest().shape, store.manifest().nnz);
         if let Way::Nonzeros(sorting) = way {
-            let mut op = Sorted::<K>::new(sys, (shape, nnz), mode, sorting, &request.temporary);
-            let ran = self.ttm_pass(store, plan, &mut op)?;
-            let start = Instant::now();
-            let (fibers, spilled) = op.finish(rows)?;
-            return Ok(TtmOutcome { fibers, spilled, merge_seconds: start.elapsed().as_secs_f64(), ..ran });
+            let op = Sorted::<K>::new(sys, (shape, nnz), mode, sorting, &request.temporary);
+            return self.ttm_pass(store, plan, op, |op| op.finish(rows));
         }
-        let mut op = SortedFibers::<T, K>::new(sys, store.manifest(), mode, rows);
-        let ran = self.ttm_pass(store, plan, &mut op)?;
-        let start = Instant::now();
-        let fibers = op.finish()?;
-        Ok(TtmOutcome { fibers, merge_seconds: start.elapsed().as_secs_f64(), ..ran })
+        let op = SortedFibers::<T, K>::new(sys, store.manifest(), mode, rows);
+        self.ttm_pass(store, plan, op, |op| Ok((op.finish()?, SpillReport::default())))
     }
 
-    /// The pass on the CPU; its outcome has no fibers yet.
-    fn ttm_pass(&self, store: &Store, plan: TtmPlan, op: &mut impl HostOp) -> Result<TtmOutcome> {
-        let mut backend = HostBackend::new(store, op)?;
+    /// The pass on the CPU, and how it ends.
+    fn ttm_pass<O: HostOp>(
+        &self,
+        store: &Store,
+        plan: TtmPlan,
+        mut op: O,
+        finish: impl FnOnce(O) -> Result<(Delivered, SpillReport)>,
+    ) -> Result<TtmOutcome> {
+        let mut backend = HostBackend::new(store, &mut op)?;
         let (passes, spans) = self.passes((store, 1), &plan.uses.host, &mut backend, |_, _| ())?;
-        let (spilled, uses) = (SpillReport::default(), plan.uses);
-        Ok(TtmOutcome { fibers: 0, spilled, merge_seconds: 0.0, passes, spans, uses })
+        drop(backend);
+        let start = Instant::now();
+        let (delivered, spilled) = finish(op)?;
+        let merge_seconds = start.elapsed().as_secs_f64();
+        Ok(TtmOutcome { delivered, spilled, merge_seconds, passes, spans, uses: plan.uses })
     }
 
     /// The same on a GPU. What was allocated there takes the place of the plan.
@@ -312,11 +315,13 @@ impl Engine {
         request: &TtmRequest,
         mut uses: ExecutionPlan,
         matrix: MatrixRef<'_, T>,
-        mut sink: Option<FiberSink<'_, T>>,
+        sink: Option<FiberSink<'_, T>>,
     ) -> Result<TtmOutcome> {
         use crate::backend::cuda::{CudaBackend, plan::again};
         use crate::backend::plan::Shortfall;
+        use crate::op::ttm::are_finite;
         use crate::op::ttm::cuda::{DeviceTtm, WINDOW_BYTES};
+        use rayon::prelude::*;
         let gpu = &self.gpu()?;
         let mut planned = uses.device.take().expect("planned for a GPU");
         let op = loop {
@@ -333,12 +338,21 @@ impl Engine {
         }
         let mut backend = CudaBackend::new(gpu, store, &planned, op)?;
         let mut executor = Executor::new(store, &uses.host, &mut backend)?;
-        let (mut passes, mut fibers, mut merge_seconds) = (Vec::new(), 0, 0.0);
+        let (mut passes, mut merge_seconds) = (Vec::new(), 0.0);
+        let mut delivered = Delivered { fibers: 0, finite: true };
+        let finite = &mut delivered.finite;
+        let mut checked = sink.map(|sink| {
+            move |pieces: &[(&[u32], &[T])]| {
+                *finite &= pieces.par_iter().all(|(_, values)| are_finite(values));
+                sink(pieces)
+            }
+        });
         let total = Some(store.manifest().nnz);
         loop {
             passes.push(executor.pass(&mut backend, &|done| self.tell("computing", done, total))?);
             let start = Instant::now();
-            fibers += backend.op().finish(sink.as_mut())?;
+            let mut sink = checked.as_mut().map(|sink| sink as FiberSink<'_, T>);
+            delivered.fibers += backend.op().finish(sink.as_mut())?;
             merge_seconds += start.elapsed().as_secs_f64();
             if !backend.op().needs_pass() {
                 break;
@@ -347,7 +361,7 @@ impl Engine {
         uses.device = Some(backend.plan().clone());
         uses.notes.extend_from_slice(backend.notes());
         let (spilled, spans) = (SpillReport::default(), executor.spans().to_vec());
-        Ok(TtmOutcome { fibers, spilled, merge_seconds, passes, spans, uses })
+        Ok(TtmOutcome { delivered, spilled, merge_seconds, passes, spans, uses })
     }
 
     /// The note about operations that run only on the CPU, if a GPU was requested.

@@ -535,15 +535,21 @@ impl<'a> ChunkView<'a> {
     }
 
     /// Decodes the part of tile `t` that is in the chunk into `indices` (one column of [`TILE_NNZ`] per mode)
-    /// and `values`.
+    /// and `values`. `recent` holds what earlier calls decoded of the same chunk: [`clear`](tree::Recent::clear) it before
+    /// another one.
     #[inline(always)]
     pub fn decode<'b>(
         &self,
         t: usize,
+        recent: &mut tree::Recent,
         indices: &'b mut [u32],
         values: &'b mut [f64],
     ) -> Result<DecodedTile<'b>> {
-        each!(self, view => view.decode(t, indices, values))
+        match self {
+            Self::Blco(view) => view.decode(t, indices, values),
+            Self::Tree(view) => view.decode(t, recent, indices, values),
+            Self::Other(view) => view.decode(t, indices, values),
+        }
     }
 }
 

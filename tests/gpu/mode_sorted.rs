@@ -23,6 +23,7 @@ use blco::internals::encoding::tile::TileRecord;
 use blco::internals::encoding::values::ValueEncoding;
 use blco::internals::encoding::{TILE_NNZ, column};
 use blco::internals::error::{Error, Result};
+use blco::internals::format::tree::Recent;
 use blco::internals::format::{ChunkView, Decoder};
 use blco::internals::op::mttkrp::cuda::DeviceMttkrp;
 use blco::internals::op::oracle;
@@ -126,7 +127,7 @@ fn decoded(copy: &SortedCopy, store: &Store) -> (Tensor, Vec<ValueEncoding>) {
         let view = ChunkView::open(&decoder, &header, image_bytes, "image".into()).unwrap();
         encodings.push(view.value_encoding());
         for t in 0..view.tiles() {
-            let tile = view.decode(t, &mut indices, &mut values).unwrap();
+            let tile = view.decode(t, &mut Recent::default(), &mut indices, &mut values).unwrap();
             for m in 0..order {
                 let column = tile.column(m);
                 assert_eq!(tile.low[m], *column.iter().min().unwrap(), "tile {t}, mode {m}");

@@ -218,6 +218,7 @@ fn small() -> tempfile::TempDir {
     program("blco-pack", dir.path(), &["o.tns", "-o", "o.blco"]);
     npy(dir.path(), "U.npy", "(3, 2)", 6, 0.5);
     npy(dir.path(), "row.npy", "(3,)", 3, 1.0);
+    npy(dir.path(), "large.npy", "(3, 2)", 6, 3e38);
     npy(dir.path(), "short.npy", "(2, 2)", 4, 1.0);
     npy(dir.path(), "nan.npy", "(3, 2)", 6, f64::NAN);
     npy(dir.path(), "wide.npy", "(3, 2000000)", 0, 0.0);
@@ -253,6 +254,21 @@ fn results_and_reports() {
         let values: Vec<f64> =
             values[128..].chunks(8).map(|x| f64::from_le_bytes(x.try_into().unwrap())).collect();
         assert_eq!((rows, values), (vec![0, 0, 1, 2, 2, 0], vec![1.25, 1.25, -0.5, -0.5, 2.0, 2.0]));
+        for (precision, overflows) in [("f32", true), ("f64", false)] {
+            let report = run(&[
+                store,
+                "--op",
+                "ttm",
+                "--modes",
+                "3",
+                "--matrix",
+                "large.npy",
+                "--precision",
+                precision,
+            ]);
+            let notes = report["notes"].as_array().unwrap();
+            assert_eq!(notes.iter().any(|note| note == "the result overflows f32"), overflows, "{notes:?}");
+        }
         let report = run(&[
             store,
             "--op",

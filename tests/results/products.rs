@@ -125,8 +125,8 @@ fn compare<T: Real>(tensor: &Tensor, mode: usize, matrix: &Matrix<T>, found: &Fi
     assert!(comparison.holds && comparison.worst <= 1.0, "{what}: {comparison:?}");
 }
 
-/// SpTTM without memory for nonzeros, which all go to files.
-fn spilled<T: Real>(store: &Store, mode: usize, matrix: &Matrix<T>, vectors: Vectors) -> Fibers<T> {
+/// SpTTM without memory for nonzeros, which all go to files. Returns whether all values were said to be finite, too.
+fn spilled<T: Real>(store: &Store, mode: usize, matrix: &Matrix<T>, vectors: Vectors) -> (Fibers<T>, bool) {
     let (manifest, dir) = (store.manifest(), tempfile::tempdir().unwrap());
     let mut all = Fibers { coordinates: Vec::new(), values: Vec::new() };
     let mut sink = |pieces: &[(&[u32], &[T])]| {
@@ -142,9 +142,62 @@ fn spilled<T: Real>(store: &Store, mode: usize, matrix: &Matrix<T>, vectors: Vec
     let tensor = (&manifest.shape, manifest.nnz);
     let mut op = Sorted::<Wide>::new(store.sys(), tensor, mode, 0, dir.path());
     pass(store, &mut op);
-    op.finish(rows).unwrap();
+    let (delivered, _) = op.finish(rows).unwrap();
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "nothing is left");
-    all
+    (all, delivered.finite)
+}
+
+/// A fiber that overflows, by its last column alone, is found wherever it is; one whose sum does so only on the way is not said to.
+#[test]
+fn ttm_says_whether_values_are_finite() {
+    const LARGE: f64 = 3e38;
+    let short = [1; 1500];
+    for lengths in [&[600, 3, 400, 21, 512, 700, 3, 1][..], &[512, 512, 512], &short] {
+        let fibers = if lengths.len() > 8 {
+            vec![0, 1, 300, 508, 509, 511, 512, 1498, 1499]
+        } else {
+            (0..lengths.len()).collect()
+        };
+        for large in fibers {
+            for (values, finite) in
+                [([1.0, 1.0, 1.0], true), ([LARGE, LARGE, 1.0], false), ([LARGE, LARGE, -LARGE], true)]
+            {
+                let rows = lengths.iter().enumerate().flat_map(|(fiber, &length)| {
+                    let length = if fiber == large { length.max(3) } else { length };
+                    (0..length).map(move |leaf| {
+                        let value = match leaf {
+                            _ if fiber != large => 1.0,
+                            0 | 1 => values[leaf],
+                            _ => {
+                                if leaf + 1 == length {
+                                    values[2]
+                                } else {
+                                    1.0
+                                }
+                            }
+                        };
+                        ([u32::try_from(fiber).unwrap(), u32::try_from(leaf).unwrap()], value)
+                    })
+                });
+                let tensor = Tensor::of([lengths.len() as u64, 700], &rows.collect::<Vec<_>>());
+                let dir = tempfile::tempdir().unwrap();
+                let store = packed(&tensor, &options(&dir.path().join("t"), Kind::Raw, SMALL_CHUNKS));
+                let matrix = Matrix::from_rows(
+                    700,
+                    20,
+                    (0..700 * 20).map(|i| f32::from(u8::from(i % 20 == 19))).collect(),
+                );
+                let (all, said) = spilled(&store, 1, &matrix, Vectors::Widest);
+                assert_eq!(
+                    all.values.iter().all(|x| x.is_finite()),
+                    finite,
+                    "{large} of {} fibers",
+                    lengths.len()
+                );
+                assert_eq!(said, finite, "{large} of {} fibers", lengths.len());
+            }
+        }
+    }
 }
 
 /// Every order, mode, kind of store and precision; formats give the same bits, and so do files.
@@ -158,12 +211,12 @@ fn check_ttm<T: Real>(precision: &str) {
             let store = packed(&tensor, &options(&target, kind, SMALL_CHUNKS));
             for (mode, wanted) in wanted.iter_mut().enumerate() {
                 let what = format!("order {}, {kind:?}, mode {mode}, {precision}", tensor.order());
-                let matrix = matrix::<T>(tensor.dims[mode], [1, 3, 8, 16, 5][mode % 5], 3);
+                let matrix = matrix::<T>(tensor.dims[mode], [1, 20, 8, 32, 45][mode % 5], 3);
                 let found = engine.ttm(&store, mode, &matrix).unwrap();
                 match wanted {
                     None => {
                         compare(&tensor, mode, &matrix, &found, &what);
-                        let narrow = spilled(&store, mode, &matrix, Vectors::Baseline);
+                        let (narrow, _) = spilled(&store, mode, &matrix, Vectors::Baseline);
                         assert!(narrow == found, "{what}: from files, with narrow vectors");
                         *wanted = Some(found);
                     }
@@ -202,7 +255,7 @@ fn ttm_of_hard_shapes_does_not_depend_on_chunks_or_threads() {
     ];
     for (name, tensor) in &tensors {
         for mode in 0..3 {
-            let matrix = matrix::<f64>(tensor.dims[mode], 4, 5);
+            let matrix = matrix::<f64>(tensor.dims[mode], [4, 41, 18][mode], 5);
             let mut wanted: Option<Fibers<f64>> = None;
             for (kind, chunk_bytes) in [
                 (Kind::HocfsCsr, SMALL_CHUNKS),
@@ -257,7 +310,7 @@ fn ttm_by_slices_has_the_bits_of_sorted_nonzeros() {
             if root != Some(0) || !sorts_fibers(manifest, 3) || is_in_order(manifest, 3) {
                 continue;
             }
-            let wanted = spilled(&store, 3, &matrix, Vectors::Widest);
+            let (wanted, _) = spilled(&store, 3, &matrix, Vectors::Widest);
             if stores == 0 {
                 compare(&tensor, 3, &matrix, &wanted, &format!("{dims:?}, {kind:?}"));
             }
@@ -296,7 +349,7 @@ fn repeated_coordinates_count_each_time() {
             // The same bits whether memory allows to sort the fibers alone.
             let view = serving_view(&store, mode);
             if sorts_fibers(view.manifest(), mode) && !is_in_order(view.manifest(), mode) {
-                assert!(spilled(&store, mode, &matrix, Vectors::Widest) == found, "{kind:?}, mode {mode}");
+                assert!(spilled(&store, mode, &matrix, Vectors::Widest).0 == found, "{kind:?}, mode {mode}");
                 fibers_sorted += 1;
             }
         }

@@ -10,6 +10,7 @@ use blco::internals::dense::{Matrix, seeded_factors};
 use blco::internals::encoding::TILE_NNZ;
 use blco::internals::encoding::values::ValueEncoding;
 use blco::internals::error::{Error, Result};
+use blco::internals::format::tree::Recent;
 use blco::internals::format::{ChunkView, Decoder};
 use blco::internals::op::ttv::Streamed;
 use blco::internals::store::{ChunkHeader, Store};
@@ -166,8 +167,9 @@ fn decode(store: &Store, decoder: &Decoder, header: &ChunkHeader, image: &[u8]) 
     let dims = decoder.shape().dims();
     let view = ChunkView::open(decoder, header, image, CHUNK.into())?;
     let (mut indices, mut values) = (vec![u32::MAX; dims.len() * TILE_NNZ], vec![f64::NAN; TILE_NNZ]);
+    let mut recent = Recent::default();
     for t in 0..view.tiles() {
-        let tile = view.decode(t, &mut indices, &mut values)?;
+        let tile = view.decode(t, &mut recent, &mut indices, &mut values)?;
         assert!(tile.values.len() == tile.nnz && tile.values.iter().all(|v| v.is_finite()));
         for (m, column) in tile.indices.chunks_exact(TILE_NNZ).enumerate() {
             let inside = |&index: &u32| (tile.low[m]..=tile.high[m]).contains(&index) && index < dims[m];

@@ -18,7 +18,6 @@ use crate::store::Store;
 use crate::stream::PassReport;
 use crate::sys::Sys;
 use bytesize::ByteSize;
-use rayon::prelude::*;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
@@ -158,17 +157,15 @@ pub(super) fn run<T: Real>(run: &Run, sys: &Sys, engine: &Engine, progress: &Bar
         None => None,
     };
     let mut writer = FibersFiles::of(&outputs, manifest.shape.order(), rank);
-    let mut beyond = false;
     let mut sink = |pieces: &[(&[u32], &[T])]| {
         if let Some(oracle) = &mut oracle {
             for &piece in pieces {
                 oracle.compare(piece);
             }
         }
-        beyond |= pieces.par_iter().any(|(_, values)| !are_finite(values));
         writer.as_mut().map_or(Ok(()), |writer| writer.write(pieces))
     };
-    let TtmOutcome { fibers, spilled, merge_seconds, passes, spans, uses } =
+    let TtmOutcome { delivered, spilled, merge_seconds, passes, spans, uses } =
         engine.run_ttm(&store, &request, plan, (&matrix).into(), Some(&mut sink))?;
     progress.end();
     writer.map_or(Ok(()), FibersFiles::finish)?;
@@ -177,20 +174,15 @@ pub(super) fn run<T: Real>(run: &Run, sys: &Sys, engine: &Engine, progress: &Bar
     if let (Some(text), Some(false)) = (&to_check, report.check.as_ref().map(|check| check.holds)) {
         report.head.notes.extend(text.differs(manifest));
     }
-    if beyond {
+    if !delivered.finite {
         let precision = T::PRECISION.name();
         report.head.notes.push(format!("the result overflows {precision}"));
     }
     outputs.publish(|_, _| Ok(()), |trace| super::write_trace(trace, &spans))?;
-    let report = TtmReport { fibers, spilled, merge_seconds, passes, ..report };
+    let report = TtmReport { fibers: delivered.fibers, spilled, merge_seconds, passes, ..report };
     let mut out = Report::new::<Run>(report.text(), &report)?;
     out.failed = report.check.as_ref().is_some_and(|check| !check.holds);
     Ok(out)
-}
-
-/// Whether all are. Looks at each, so that vectors do it.
-fn are_finite<T: Real>(values: &[T]) -> bool {
-    values.iter().fold(true, |finite, x| finite & x.widen().is_finite())
 }
 
 /// Columns of the matrix in `path`, which must have a row for each of the `dim` indices of `mode`.

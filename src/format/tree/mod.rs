@@ -22,6 +22,7 @@ pub use measure::Meter;
 #[cfg(feature = "cuda")]
 pub(crate) use record::RECORD_BYTES;
 pub(crate) use record::nodes_max;
+pub use tiles::Recent;
 pub(crate) use tiles::{FiberTile, walk};
 pub(crate) use view::told_by;
 pub use view::{Leaves, Nodes, TreeDecoder, TreeView};

@@ -11,15 +11,31 @@ use crate::shape::ORDER_MAX;
 use std::ops::Range;
 
 impl TreeView<'_> {
-    /// The number of the node of `level` whose children include `child`.
+    /// The number of the node of `level` whose children include `child`. Its tile is decoded then.
     #[inline(always)]
-    fn parent(&self, level: usize, child: u32, nodes: &mut Nodes) -> Result<usize> {
-        let base = |tile: usize| self.record(level, tile).base;
-        let tiles = self.tiles_of(level);
-        let tile = partition_point(tiles, |tile| base(tile) <= child.into()).saturating_sub(1);
-        self.nodes(level, tile, nodes)?;
+    fn parent(&self, level: usize, child: u32, decoded: &mut Decoded<Nodes>) -> Result<usize> {
+        let begins = |tile: usize| self.record(level, tile).base <= child.into();
+        let tile = partition_point(self.tiles_of(level), begins).saturating_sub(1);
+        let nodes = self.decoded_nodes(level, tile, decoded)?;
         let inside = nodes.starts[..nodes.len].partition_point(|&start| start <= child);
         Ok(tile * TILE_NNZ + inside.saturating_sub(1))
+    }
+
+    /// A tile of a level above the leaves, which may be `decoded` already.
+    #[inline(always)]
+    fn decoded_nodes<'d>(
+        &self,
+        level: usize,
+        tile: usize,
+        decoded: &'d mut Decoded<Nodes>,
+    ) -> Result<&'d Nodes> {
+        // No closure decodes: it would not be compiled for the machine's vectors.
+        if decoded.number != Some(tile) {
+            decoded.number = None;
+            self.nodes(level, tile, &mut decoded.tile)?;
+            decoded.number = Some(tile);
+        }
+        Ok(&decoded.tile)
     }
 
     /// Nonzeros of the store's first tile that are in the previous chunk.
@@ -58,6 +74,7 @@ impl TreeView<'_> {
     pub fn decode<'b>(
         &self,
         t: usize,
+        recent: &mut Recent,
         indices: &'b mut [u32],
         values: &'b mut [f64],
     ) -> Result<DecodedTile<'b>> {
@@ -68,9 +85,10 @@ impl TreeView<'_> {
         let leaf = self.order() - 1;
         let column = |level: usize| self.levels().mode(level) * TILE_NNZ;
         let leaves = &mut indices[column(leaf)..][..TILE_NNZ];
-        self.leaves_at(positions, leaves, &mut values[..TILE_NNZ], &mut below.nodes)?;
+        let Recent { leaves: decoded, nodes } = recent.of(leaf);
+        self.leaves_at(positions, decoded, leaves, &mut values[..TILE_NNZ], &mut below.nodes)?;
         for level in (0..leaf).rev() {
-            self.climb(level, &mut indices[column(level)..][..nnz], &mut below)?;
+            self.climb(level, &mut nodes[level], &mut indices[column(level)..][..nnz], &mut below)?;
         }
         let mut tile =
             DecodedTile { nnz, low: [0; ORDER_MAX], high: [0; ORDER_MAX], indices: &[], values: &[] };
@@ -87,23 +105,29 @@ impl TreeView<'_> {
 
     /// Decodes the chunk's nonzeros `positions`, a tile at most, fiber by fiber.
     #[inline(always)]
-    pub(crate) fn fibers(&self, positions: Range<usize>, out: &mut FiberTile) -> Result<()> {
+    pub(crate) fn fibers(
+        &self,
+        positions: Range<usize>,
+        recent: &mut Recent,
+        out: &mut FiberTile,
+    ) -> Result<()> {
         let nnz = positions.len();
         let mut below = Below { nodes: [0; TILE_NNZ], firsts: [0; TILE_NNZ], len: nnz };
         let fiber = self.order() - 2;
         out.nnz = nnz;
-        self.leaves_at(positions, &mut out.leaves, &mut out.values, &mut below.nodes)?;
+        let Recent { leaves, nodes } = recent.of(fiber + 1);
+        self.leaves_at(positions, leaves, &mut out.leaves, &mut out.values, &mut below.nodes)?;
         let Some(last) = nnz.checked_sub(1) else {
             out.fibers = 0;
             return Ok(());
         };
         if below.nodes[last] as usize - below.nodes[0] as usize == last {
-            self.fibers_from(below.nodes[0], &mut out.indices[fiber], &mut below)?;
+            self.fibers_from(below.nodes[0], &mut nodes[fiber], &mut out.indices[fiber], &mut below)?;
         } else {
             // Padding lies between them.
             below.firsts.iter_mut().zip(0..).for_each(|(first, nonzero)| *first = nonzero);
             let mut column = [0; TILE_NNZ];
-            self.climb(fiber, &mut column[..nnz], &mut below)?;
+            self.climb(fiber, &mut nodes[fiber], &mut column[..nnz], &mut below)?;
             let indices = out.indices[fiber].iter_mut().zip(&below.firsts[..below.len]);
             indices.for_each(|(index, &first)| *index = column[usize::from(first) % TILE_NNZ]);
         }
@@ -111,7 +135,7 @@ impl TreeView<'_> {
         out.starts = below.firsts;
         below.firsts.iter_mut().zip(0..).for_each(|(first, fiber)| *first = fiber);
         for level in (0..fiber).rev() {
-            self.climb(level, &mut out.indices[level][..out.fibers], &mut below)?;
+            self.climb(level, &mut nodes[level], &mut out.indices[level][..out.fibers], &mut below)?;
         }
         Ok(())
     }
@@ -119,13 +143,19 @@ impl TreeView<'_> {
     /// The fibers of as many consecutive leaves as are `below`, from slot `first` on: their indices, their nodes and the
     /// first leaf of each.
     #[inline(always)]
-    fn fibers_from(&self, first: u32, indices: &mut Numbers<u32>, below: &mut Below) -> Result<()> {
+    fn fibers_from(
+        &self,
+        first: u32,
+        decoded: &mut Decoded<Nodes>,
+        indices: &mut Numbers<u32>,
+        below: &mut Below,
+    ) -> Result<()> {
         let level = self.order() - 2;
         let end = u64::from(first) + below.len as u64;
-        let mut nodes = Nodes::default();
-        let mut node = self.parent(level, first, &mut nodes)?;
+        let mut node = self.parent(level, first, decoded)?;
         let mut fibers = 0;
         loop {
+            let nodes = self.decoded_nodes(level, node / TILE_NNZ, decoded)?;
             let from = node % TILE_NNZ;
             let begun = nodes.starts[from..nodes.len].partition_point(|&start| u64::from(start) < end);
             let to = (fibers + begun).min(TILE_NNZ);
@@ -143,7 +173,6 @@ impl TreeView<'_> {
             if node >= self.level_nodes(level) {
                 return Err(self.damaged(level, node / TILE_NNZ));
             }
-            self.nodes(level, node / TILE_NNZ, &mut nodes)?;
         }
         below.len = fibers;
         Ok(())
@@ -154,17 +183,22 @@ impl TreeView<'_> {
     fn leaves_at(
         &self,
         positions: Range<usize>,
+        decoded: &mut Decoded<Leaves>,
         indices: &mut [u32],
         values: &mut [f64],
         slots: &mut Numbers<u32>,
     ) -> Result<()> {
         let tiles = self.tiles_of(self.order() - 1);
         let mut tile = partition_point(tiles, |tile| self.before(tile) <= positions.start) - 1;
-        let mut leaves = Leaves::default();
         let mut done = 0;
         while done < positions.len() && tile < tiles {
-            self.leaves(tile, &mut leaves)?;
-            self.check_fibers(tile, &leaves)?;
+            if decoded.number != Some(tile) {
+                decoded.number = None;
+                self.leaves(tile, &mut decoded.tile)?;
+                self.check_fibers(tile, &decoded.tile)?;
+                decoded.number = Some(tile);
+            }
+            let leaves = &decoded.tile;
             let mut position = self.before(tile);
             if !leaves.padded {
                 // Take all leaves of the tile that are among the positions.
@@ -196,7 +230,13 @@ impl TreeView<'_> {
 
     /// Replaces nodes of the level below by their parents in `level`, and gives each nonzero the index of its own.
     #[inline(always)]
-    fn climb(&self, level: usize, indices: &mut [u32], below: &mut Below) -> Result<()> {
+    fn climb(
+        &self,
+        level: usize,
+        decoded: &mut Decoded<Nodes>,
+        indices: &mut [u32],
+        below: &mut Below,
+    ) -> Result<()> {
         /// Most nodes have no more nonzeros. Writing this number takes no branch; the next node overwrites the rest.
         const FEW: usize = 16;
         let Below { nodes: children, firsts, len } = below;
@@ -204,8 +244,8 @@ impl TreeView<'_> {
         if all == 0 {
             return Ok(());
         }
-        let mut nodes = Nodes::default();
-        let mut node = self.parent(level, first, &mut nodes)?;
+        let mut node = self.parent(level, first, decoded)?;
+        let mut nodes = &decoded.tile;
         let mut column = [0; TILE_NNZ + FEW];
         let (mut child, mut from) = (0, 0);
         *len = 0;
@@ -236,7 +276,7 @@ impl TreeView<'_> {
                 return Err(self.damaged(level, node / TILE_NNZ));
             }
             if node.is_multiple_of(TILE_NNZ) {
-                self.nodes(level, node / TILE_NNZ, &mut nodes)?;
+                nodes = self.decoded_nodes(level, node / TILE_NNZ, decoded)?;
             }
         }
         indices.copy_from_slice(&column[..indices.len()]);
@@ -280,9 +320,45 @@ struct Below {
     len: usize,
 }
 
+/// The tiles of a chunk that were decoded last: one of leaves and one of each level above. Neighbours among the tiles of nonzeros share most
+/// of them.
+#[derive(Debug, Default)]
+pub struct Recent {
+    leaves: Decoded<Leaves>,
+    nodes: Vec<Decoded<Nodes>>,
+}
+
+impl Recent {
+    /// Bytes for a tensor of `order`.
+    #[must_use]
+    pub const fn bytes(order: usize) -> usize {
+        size_of::<Self>() + (order - 1) * size_of::<Decoded<Nodes>>()
+    }
+
+    /// The same with a tile for each of `levels` levels above the leaves.
+    fn of(&mut self, levels: usize) -> &mut Self {
+        self.nodes.resize_with(levels, Decoded::default);
+        self
+    }
+
+    /// Forgets its tiles, so that another chunk can be read.
+    pub fn clear(&mut self) {
+        self.leaves.number = None;
+        self.nodes.iter_mut().for_each(|nodes| nodes.number = None);
+    }
+}
+
+/// Room for a decoded tile.
+#[derive(Debug, Default)]
+struct Decoded<T> {
+    /// The number of the tile that is there.
+    number: Option<usize>,
+    tile: T,
+}
+
 /// The state of a walk over the nodes of one level: the index of each ancestor.
 pub(crate) struct Walk {
-    nodes: Vec<Nodes>,
+    nodes: Vec<Decoded<Nodes>>,
     /// The number of the ancestor in each level above.
     at: Vec<usize>,
 }
@@ -290,7 +366,7 @@ pub(crate) struct Walk {
 /// Starts a walk over the nodes of `level` at `node`.
 pub(crate) fn walk(view: &TreeView<'_>, level: usize, node: usize) -> Result<Walk> {
     let mut walk = Walk { nodes: Vec::with_capacity(level), at: vec![0; level] };
-    walk.nodes.resize_with(level, Nodes::default);
+    walk.nodes.resize_with(level, Decoded::default);
     let mut child = u32::try_from(node).unwrap_or(u32::MAX);
     for above in (0..level).rev() {
         walk.at[above] = view.parent(above, child, &mut walk.nodes[above])?;
@@ -304,14 +380,15 @@ impl Walk {
     pub fn go(&mut self, view: &TreeView<'_>, node: usize, indices: &mut [u32]) -> Result<()> {
         let mut child = node;
         for above in (0..self.at.len()).rev() {
-            let (at, nodes) = (&mut self.at[above], &mut self.nodes[above]);
+            let (at, decoded) = (&mut self.at[above], &mut self.nodes[above]);
+            let mut nodes = &decoded.tile;
             while child >= nodes.starts[*at % TILE_NNZ + 1] as usize {
                 *at += 1;
                 if *at >= view.level_nodes(above) {
                     return Err(view.damaged(above, *at / TILE_NNZ));
                 }
                 if at.is_multiple_of(TILE_NNZ) {
-                    view.nodes(above, *at / TILE_NNZ, nodes)?;
+                    nodes = view.decoded_nodes(above, *at / TILE_NNZ, decoded)?;
                 }
             }
             indices[above] = nodes.indices[*at % TILE_NNZ];

@@ -3,6 +3,7 @@
 use crate::coo::Batch;
 use crate::encoding::TILE_NNZ;
 use crate::error::{Error, Result, reason};
+use crate::format::tree::Recent;
 use crate::format::{ChunkView, Decoder, chunk_shape};
 use crate::shape::Shape;
 use crate::store::{ChunkHeader, Format, Formats, LoneReader, Store};
@@ -178,9 +179,9 @@ fn decode(sys: &Sys, view: &ChunkView<'_>, first_tile: usize, order: usize) -> R
         (t, rows, values.split_off_mut(..nnz).unwrap_or_default())
     });
     let rooms: Vec<_> = rooms.collect();
-    let columns = || (vec![0; order * TILE_NNZ], vec![0.0; TILE_NNZ]);
-    rooms.into_par_iter().try_for_each_init(columns, |(indices, values), (t, rows, out)| {
-        let tile = view.decode(t, indices, values)?;
+    let columns = || (Recent::default(), vec![0; order * TILE_NNZ], vec![0.0; TILE_NNZ]);
+    rooms.into_par_iter().try_for_each_init(columns, |(recent, indices, values), (t, rows, out)| {
+        let tile = view.decode(t, recent, indices, values)?;
         out.copy_from_slice(tile.values);
         for m in 0..order {
             let places = rows.iter_mut().skip(m).step_by(order);

@@ -2,7 +2,7 @@
 
 use super::kernel::AddTile;
 use super::tile_rows::{Nonzeros, TileRows};
-use super::{FiberSink, tiles_at_once};
+use super::{Delivered, FiberSink, are_finite, tiles_at_once};
 use crate::backend::host::{HostOp, Tiles, Vectors};
 use crate::dense::{MatrixRef, Real};
 use crate::encoding::TILE_NNZ;
@@ -46,7 +46,7 @@ pub struct FiberRows<'a, 's, T> {
     tiles: Vec<TileRows<T>>,
     open: Option<OpenFiber>,
     sink: Option<FiberSink<'s, T>>,
-    fibers: u64,
+    delivered: Delivered,
 }
 
 impl<'a, 's, T: Real> FiberRows<'a, 's, T> {
@@ -55,7 +55,8 @@ impl<'a, 's, T: Real> FiberRows<'a, 's, T> {
     #[must_use]
     pub fn new(sys: &Sys, order: usize, matrix: MatrixRef<'a, T>, sink: Option<FiberSink<'s, T>>) -> Self {
         let (sys, vectors) = (sys.clone(), Vectors::Widest);
-        Self { sys, matrix, order, vectors, nnz: 0, tiles: Vec::new(), open: None, sink, fibers: 0 }
+        let (tiles, delivered) = (Vec::new(), Delivered { fibers: 0, finite: true });
+        Self { sys, matrix, order, vectors, nnz: 0, tiles, open: None, sink, delivered }
     }
 
     /// The same with narrower vector instructions; results are the same.
@@ -85,7 +86,7 @@ impl<'a, 's, T: Real> FiberRows<'a, 's, T> {
     }
 
     /// Takes nonzeros in ranges that are each inside one tile.
-    fn put_tiles(&mut self, ranges: &[Range<usize>], nonzeros: &impl Nonzeros) -> Result<()> {
+    fn put_tiles<N: Nonzeros>(&mut self, ranges: &[Range<usize>], nonzeros: &N) -> Result<()> {
         self.sys.check_cancelled()?;
         let (matrix, others, arch) = (self.matrix, self.order - 1, self.vectors.arch());
         while self.tiles.len() < ranges.len() {
@@ -96,15 +97,18 @@ impl<'a, 's, T: Real> FiberRows<'a, 's, T> {
         let open = self.open.as_ref().filter(|_| goes_on);
         let open = open.map(|open| (&open.coordinates[..], &open.of_tile[..]));
         let tiles = self.tiles.par_iter_mut().zip(ranges).enumerate();
-        tiles.try_for_each_init(Box::<FiberTile>::default, |tile, (i, (rows, range))| {
-            let begun = open.filter(|_| i == 0);
-            arch.dispatch(AddTile { matrix, others, nonzeros, range: range.clone(), begun, tile, rows })
+        let scratch = Box::<(N::Recent, FiberTile)>::default;
+        tiles.try_for_each_init(scratch, |scratch, (i, (rows, range))| {
+            let (begun, range, (recent, tile)) = (open.filter(|_| i == 0), range.clone(), &mut **scratch);
+            arch.dispatch(AddTile { matrix, others, nonzeros, range, begun, recent, tile, rows })
         })?;
         let carried = self.join(ranges.len(), goes_on);
         let tiles = &self.tiles[..ranges.len()];
         self.nnz += tiles.iter().map(|tile| tile.nnz as u64).sum::<u64>();
         let complete = tiles.iter().map(|tile| tile.complete as u64).sum::<u64>();
-        self.fibers += complete + u64::from(carried.is_some());
+        self.delivered.fibers += complete + u64::from(carried.is_some());
+        self.delivered.finite &= tiles.iter().all(|tile| tile.is_finite(others));
+        self.delivered.finite &= carried.as_ref().is_none_or(|(_, row)| are_finite(row));
         let Some(sink) = &mut self.sink else { return Ok(()) };
         let rank = matrix.columns();
         let before = carried.iter().map(|(coordinates, row)| (&coordinates[..], &row[..]));
@@ -158,16 +162,17 @@ impl<'a, 's, T: Real> FiberRows<'a, 's, T> {
         carried
     }
 
-    /// Hands over the last fiber. Returns the number of all fibers.
-    pub fn finish(mut self) -> Result<u64> {
+    /// Hands over the last fiber. Returns how many there are and whether all values are finite.
+    pub fn finish(mut self) -> Result<Delivered> {
         if let Some(open) = self.open.take() {
-            self.fibers += 1;
+            let values: Vec<T> = open.row().map(T::nearest).collect();
+            self.delivered.fibers += 1;
+            self.delivered.finite &= are_finite(&values);
             if let Some(sink) = &mut self.sink {
-                let values: Vec<T> = open.row().map(T::nearest).collect();
                 sink(&[(&open.coordinates, &values)])?;
             }
         }
-        Ok(self.fibers)
+        Ok(self.delivered)
     }
 }
 

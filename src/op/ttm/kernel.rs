@@ -1,7 +1,9 @@
 //! The inner loop: the fibers of a tile times the matrix.
 
+use super::are_finite;
 use super::tile_rows::{Nonzeros, TileRows};
 use crate::dense::{MatrixRef, Real};
+use crate::encoding::TILE_NNZ;
 use crate::error::Result;
 use crate::format::tree::FiberTile;
 use crate::op::mttkrp::prefetch;
@@ -13,7 +15,7 @@ const FAR_BYTES: usize = 1 << 20;
 const AHEAD: usize = 16;
 
 /// Computes the rows of some nonzeros' fibers.
-pub(super) struct AddTile<'a, T, N> {
+pub(super) struct AddTile<'a, T, N: Nonzeros> {
     pub matrix: MatrixRef<'a, T>,
     /// Modes but the matrix'.
     pub others: usize,
@@ -22,6 +24,7 @@ pub(super) struct AddTile<'a, T, N> {
     /// The fiber that the first nonzero continues if it has these coordinates, with its sum so far.
     pub begun: Option<(&'a [u32], &'a [f64])>,
     /// Scratch.
+    pub recent: &'a mut N::Recent,
     pub tile: &'a mut FiberTile,
     pub rows: &'a mut TileRows<T>,
 }
@@ -32,8 +35,8 @@ impl<T: Real, N: Nonzeros> pulp::WithSimd for AddTile<'_, T, N> {
 
     #[inline(always)]
     fn with_simd<S: pulp::Simd>(self, _: S) -> Result<()> {
-        let Self { matrix, others, nonzeros, range, begun, tile, rows } = self;
-        nonzeros.fill(range, tile)?;
+        let Self { matrix, others, nonzeros, range, begun, recent, tile, rows } = self;
+        nonzeros.fill(range, recent, tile)?;
         rows.begin(tile, [others, matrix.columns()], begun);
         // Compiled with the number of columns as a constant.
         match matrix.columns() {
@@ -42,6 +45,8 @@ impl<T: Real, N: Nonzeros> pulp::WithSimd for AddTile<'_, T, N> {
             32 => add(matrix.data(), 32, tile, rows),
             rank => add(matrix.data(), rank, tile, rows),
         }
+        let between = matrix.columns()..(matrix.columns() * tile.fibers).saturating_sub(matrix.columns());
+        rows.finite = rows.rows.get(between).is_none_or(are_finite);
         Ok(())
     }
 }
@@ -49,84 +54,115 @@ impl<T: Real, N: Nonzeros> pulp::WithSimd for AddTile<'_, T, N> {
 /// Adds up each fiber of a tile, as many columns at a time as registers hold.
 #[inline(always)]
 fn add<T: Real>(matrix: &[T], rank: usize, tile: &FiberTile, rows: &mut TileRows<T>) {
-    let (leaves, values) = (&tile.leaves[..tile.nnz], &tile.values[..tile.nnz]);
-    let starts = &tile.starts[..tile.fibers];
+    let leaves = &tile.leaves[..tile.nnz];
     let is_far = size_of_val(matrix) > FAR_BYTES;
-    let fetch = |leaf: &u32| prefetch(&matrix[*leaf as usize * rank..][..rank]);
+    let ahead = if is_far { leaves.get(AHEAD..).unwrap_or_default() } else { &[] };
     if is_far {
-        leaves.iter().take(AHEAD).for_each(fetch);
+        leaves.iter().take(AHEAD).for_each(|&leaf| prefetch(&matrix[leaf as usize * rank..][..rank]));
     }
-    let [first, last] = &mut rows.ends;
-    for (fiber, row) in rows.rows.chunks_exact_mut(rank).enumerate() {
-        let nonzeros =
-            starts[fiber].into()..starts.get(fiber + 1).map_or(leaves.len(), |&end| usize::from(end));
-        let ahead = if is_far { leaves.get(nonzeros.start + AHEAD..).unwrap_or_default() } else { &[] };
-        let mut fiber = Fiber {
-            matrix,
-            rank,
-            leaves: &leaves[nonzeros.clone()],
-            ahead,
-            values: &values[nonzeros],
-            row,
-            first: (fiber == 0).then_some(&mut first[..]),
-            last: (fiber + 1 == starts.len()).then_some(&mut last[..]),
-        };
-        let mut at = 0;
-        while at + 32 <= rank {
-            fiber.add::<32>(at, 32);
-            at += 32;
-        }
-        if at + 16 <= rank {
-            fiber.add::<16>(at, 16);
-            at += 16;
-        }
-        if at + 8 <= rank {
-            fiber.add::<8>(at, 8);
-            at += 8;
-        }
-        if at < rank {
-            fiber.add::<8>(at, rank - at);
-        }
+    let (values, starts) = (&tile.values[..tile.nnz], &tile.starts[..tile.fibers]);
+    let block = |at, columns| Block { matrix, rank, at, columns, leaves, ahead, values, starts };
+    let mut at = 0;
+    while at + 32 <= rank {
+        block(at, 32).add::<32>(rows);
+        at += 32;
+    }
+    if at + 16 <= rank {
+        block(at, 16).add::<16>(rows);
+        at += 16;
+    }
+    if at + 8 <= rank {
+        block(at, 8).add::<8>(rows);
+        at += 8;
+    }
+    if at < rank {
+        block(at, rank - at).add::<8>(rows);
     }
 }
 
-/// A fiber of a tile.
-struct Fiber<'a, T> {
+/// `columns` columns from `at` on of the matrix, and the nonzeros of a tile.
+struct Block<'a, T> {
     matrix: &'a [T],
     rank: usize,
+    at: usize,
+    columns: usize,
     leaves: &'a [u32],
-    /// The leaves whose rows are fetched meanwhile, one with each of the fiber's.
+    /// The leaves whose rows are fetched meanwhile, the first with the first nonzero.
     ahead: &'a [u32],
     values: &'a [f64],
-    row: &'a mut [T],
-    /// Of the tile's first fiber, its sum before this tile's nonzeros, and after them.
-    first: Option<&'a mut [f64]>,
-    /// Of the tile's last fiber, its sum.
-    last: Option<&'a mut [f64]>,
+    /// The first nonzero of each fiber.
+    starts: &'a [u16],
 }
 
-impl<T: Real> Fiber<'_, T> {
-    /// Computes `columns` columns from `at` on, at most `MOST`. Their sums stay in registers.
+impl<T: Real> Block<'_, T> {
+    /// Computes the columns, at most `MOST`, of all rows. Sums stay in registers.
     #[inline(always)]
-    fn add<const MOST: usize>(&mut self, at: usize, columns: usize) {
+    fn add<const MOST: usize>(self, rows: &mut TileRows<T>) {
+        let [first, last] = &mut rows.ends;
+        let (first, last) = (&mut first[self.at..][..self.columns], &mut last[self.at..][..self.columns]);
+        let rows = &mut rows.rows[..];
         let mut sums = [0.0; MOST];
-        if let Some(first) = &self.first {
-            sums[..columns].copy_from_slice(&first[at..at + columns]);
-        }
-        let mut ahead = self.ahead.iter();
-        for (&leaf, &value) in self.leaves.iter().zip(self.values) {
-            if let Some(&next) = ahead.next() {
-                prefetch(&self.matrix[next as usize * self.rank + at..][..columns]);
+        sums[..self.columns].copy_from_slice(first);
+        let (nnz, fibers) = (self.leaves.len(), self.starts.len());
+        if 2 * fibers > nnz {
+            // Where short fibers begin cannot be predicted, so no branch depends on it. A row is stored after each nonzero, so that the
+            // sum of the fiber's last one stays.
+            let mut masks = [u64::MAX; TILE_NNZ];
+            for &start in &self.starts[1..] {
+                masks[usize::from(start) % TILE_NNZ] = 0;
             }
-            let (row, value) = (&self.matrix[leaf as usize * self.rank + at..][..columns], T::nearest(value));
-            for (sum, &u) in sums[..columns].iter_mut().zip(row) {
-                *sum += (value * u).widen();
+            let mut fiber = 0;
+            for (i, &mask) in masks[..nnz].iter().enumerate() {
+                let (value, row) = self.nonzero(i);
+                for (sum, &u) in sums[..self.columns].iter_mut().zip(row) {
+                    *sum = f64::from_bits(sum.to_bits() & mask) + (value * u).widen();
+                }
+                fiber += usize::from(mask == 0);
+                self.put(&sums, fiber, rows);
+                if fiber == 0 {
+                    first.copy_from_slice(&sums[..self.columns]);
+                }
+            }
+        } else {
+            for fiber in 0..fibers {
+                let end = self.starts.get(fiber + 1).map_or(nnz, |&start| start.into());
+                if fiber > 0 {
+                    sums = [0.0; MOST];
+                }
+                for i in self.starts[fiber].into()..end {
+                    let (value, row) = self.nonzero(i);
+                    sums[..self.columns]
+                        .iter_mut()
+                        .zip(row)
+                        .for_each(|(sum, &u)| *sum += (value * u).widen());
+                }
+                self.put(&sums, fiber, rows);
+                if fiber == 0 {
+                    first.copy_from_slice(&sums[..self.columns]);
+                }
             }
         }
-        let row = &mut self.row[at..at + columns];
-        row.iter_mut().zip(&sums).for_each(|(x, &sum)| *x = T::nearest(sum));
-        for end in [&mut self.first, &mut self.last].into_iter().flatten() {
-            end[at..at + columns].copy_from_slice(&sums[..columns]);
+        last.copy_from_slice(&sums[..self.columns]);
+    }
+
+    /// The value and the row of a nonzero. Fetches the row of a later one.
+    #[inline(always)]
+    fn nonzero(&self, i: usize) -> (T, &[T]) {
+        if let Some(&leaf) = self.ahead.get(i) {
+            prefetch(self.row(leaf));
         }
+        (T::nearest(self.values[i]), self.row(self.leaves[i]))
+    }
+
+    #[inline(always)]
+    fn row(&self, leaf: u32) -> &[T] {
+        &self.matrix[leaf as usize * self.rank + self.at..][..self.columns]
+    }
+
+    /// Stores sums in the row of a fiber.
+    #[inline(always)]
+    fn put(&self, sums: &[f64], fiber: usize, rows: &mut [T]) {
+        let row = &mut rows[fiber * self.rank + self.at..][..self.columns];
+        row.iter_mut().zip(sums).for_each(|(x, &sum)| *x = T::nearest(sum));
     }
 }

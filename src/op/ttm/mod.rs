@@ -32,7 +32,7 @@ pub use sorted_fibers::{SortedFibers, fibers_of, sorted_fibers_bytes};
 use crate::dense::Real;
 use crate::encoding::TILE_NNZ;
 use crate::error::Result;
-use crate::format::tree::FiberTile;
+use crate::format::tree::{FiberTile, Recent};
 use crate::shape::ModeOrder;
 use crate::store::{Manifest, Store};
 
@@ -51,6 +51,27 @@ impl<T> Fibers<T> {
     pub fn as_slices(&self) -> (&[u32], &[T]) {
         (&self.coordinates, &self.values)
     }
+}
+
+/// The fibers that were computed.
+#[derive(Clone, Copy, Debug)]
+pub struct Delivered {
+    /// How many.
+    pub fibers: u64,
+    /// Whether all values that a sink got are finite.
+    pub finite: bool,
+}
+
+/// Whether all are. Looks at each, so that vectors do it: 0 times a number that is not finite is not 0.
+#[inline(always)]
+pub(crate) fn are_finite<T: Real>(values: &[T]) -> bool {
+    let zero = T::nearest(0.0);
+    let (some, rest) = values.as_chunks::<32>();
+    let mut sums = [zero; 32];
+    for values in some {
+        sums.iter_mut().zip(values).for_each(|(sum, &x)| *sum = *sum + x * zero);
+    }
+    sums.iter().chain(rest).all(|&x| x * zero == zero)
 }
 
 /// Receives fibers in order. Each piece has the coordinates and the values of consecutive fibers, as in [`Fibers`].
@@ -110,7 +131,7 @@ fn tile_bytes(order: usize, rank: usize) -> usize {
 pub fn fibers_bytes(manifest: &Manifest, rank: usize, threads: usize) -> u64 {
     let order = manifest.shape.order();
     let tiles = (tiles_at_once(order, rank, threads) as u64).min(manifest.nnz.div_ceil(TILE_NNZ as u64) + 1);
-    let scratch = (threads * size_of::<FiberTile>()) as u64;
+    let scratch = (threads * (size_of::<FiberTile>() + Recent::bytes(order))) as u64;
     tiles.saturating_mul(tile_bytes(order, rank) as u64).saturating_add(scratch)
 }
 

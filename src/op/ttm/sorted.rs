@@ -1,5 +1,6 @@
 //! SpTTM of any store: the packer's runs sort its nonzeros by fiber.
 
+use super::Delivered;
 use super::fiber_rows::FiberRows;
 use super::tile_rows::{Nonzeros, coordinates};
 use crate::backend::host::{HostOp, Tiles};
@@ -42,9 +43,9 @@ impl<K: Key> Sorted<K> {
         Self { mode, shape: shape.clone(), layout, nonzeros }
     }
 
-    /// Computes the fibers after all nonzeros have arrived. Returns their number, and what was written to files. Values
+    /// Computes the fibers after all nonzeros have arrived. Returns their number and whether they are finite, and what was written to files. Values
     /// with equal coordinates are added up first, in f64.
-    pub fn finish<T: Real>(self, mut rows: FiberRows<'_, '_, T>) -> Result<(u64, SpillReport)> {
+    pub fn finish<T: Real>(self, mut rows: FiberRows<'_, '_, T>) -> Result<(Delivered, SpillReport)> {
         let Self { mode, shape, layout, nonzeros } = self;
         let linearizer = Linearizer::<K>::new(&layout);
         let spilled = nonzeros.finish(|sorted| {
@@ -63,8 +64,10 @@ struct SortedNonzeros<'a, K> {
 }
 
 impl<K: Key> Nonzeros for SortedNonzeros<'_, K> {
+    type Recent = ();
+
     #[inline(always)]
-    fn fill(&self, range: Range<usize>, tile: &mut FiberTile) -> Result<()> {
+    fn fill(&self, range: Range<usize>, (): &mut (), tile: &mut FiberTile) -> Result<()> {
         let (order, leaf_bits) = (self.shape.order(), self.shape.bits(self.mode));
         (tile.nnz, tile.fibers) = (range.len(), 0);
         let mut before = None;

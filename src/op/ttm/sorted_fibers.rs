@@ -5,13 +5,13 @@
 use super::fiber_rows::FiberRows;
 use super::sorted::layout;
 use super::tile_rows::{Nonzeros, coordinates};
-use super::tree_of;
+use super::{Delivered, tree_of};
 use crate::backend::host::{HostOp, Tiles, Vectors};
 use crate::dense::Real;
 use crate::encoding::TILE_NNZ;
 use crate::error::{Error, Result};
 use crate::format::ChunkView;
-use crate::format::tree::{FiberTile, TreeView};
+use crate::format::tree::{FiberTile, Recent, TreeView};
 use crate::linear::{Key, Linearizer};
 use crate::shape::{ModeOrder, ORDER_MAX};
 use crate::store::Manifest;
@@ -103,9 +103,9 @@ impl<'a, 's, T: Real, K: Key> SortedFibers<'a, 's, T, K> {
         Self { sys: sys.clone(), finder, others, by_slices, nnz, leaves, values, held: 0, pieces, rows }
     }
 
-    /// Computes the fibers that are left, after all nonzeros have arrived. Returns the number of all. Values with equal coordinates are
+    /// Computes the fibers that are left, after all nonzeros have arrived. Returns the number of all and whether they are finite. Values with equal coordinates are
     /// added up first, in f64.
-    pub fn finish(mut self) -> Result<u64> {
+    pub fn finish(mut self) -> Result<Delivered> {
         self.compute(true)?;
         self.rows.finish()
     }
@@ -202,10 +202,12 @@ impl<K: Key> FiberFinder<K> {
         begin: usize,
     ) -> Result<Piece<K>> {
         let mut piece = Piece { fibers: Vec::new(), repeats: false };
-        let (mut tile, arch) = (Box::<FiberTile>::default(), Vectors::Widest.arch());
+        let (mut recent, mut tile) = (Recent::default(), Box::<FiberTile>::default());
+        let arch = Vectors::Widest.arch();
         for from in (0..leaves.len()).step_by(TILE_NNZ) {
             let to = leaves.len().min(from + TILE_NNZ);
-            arch.dispatch(Decode { view, positions: begin + from..begin + to, tile: &mut tile })?;
+            let positions = begin + from..begin + to;
+            arch.dispatch(Decode { view, positions, recent: &mut recent, tile: &mut tile })?;
             leaves[from..to].copy_from_slice(&tile.leaves[..tile.nnz]);
             values[from..to].copy_from_slice(&tile.values[..tile.nnz]);
             let before = from.checked_sub(1).map(|last| leaves[last]);
@@ -257,6 +259,7 @@ fn place(of: u64) -> usize {
 struct Decode<'a, 'v> {
     view: &'a TreeView<'v>,
     positions: Range<usize>,
+    recent: &'a mut Recent,
     tile: &'a mut FiberTile,
 }
 
@@ -265,7 +268,7 @@ impl pulp::WithSimd for Decode<'_, '_> {
 
     #[inline(always)]
     fn with_simd<S: pulp::Simd>(self, _: S) -> Result<()> {
-        self.view.fibers(self.positions, self.tile)
+        self.view.fibers(self.positions, self.recent, self.tile)
     }
 }
 
@@ -310,8 +313,10 @@ struct FibersInOrder<'a, K> {
 }
 
 impl<K: Key> Nonzeros for FibersInOrder<'_, K> {
+    type Recent = ();
+
     #[inline(always)]
-    fn fill(&self, range: Range<usize>, tile: &mut FiberTile) -> Result<()> {
+    fn fill(&self, range: Range<usize>, (): &mut (), tile: &mut FiberTile) -> Result<()> {
         (tile.nnz, tile.fibers) = (0, 0);
         let mut at = range.start as u64;
         let end = range.end as u64;

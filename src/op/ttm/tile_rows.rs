@@ -1,9 +1,11 @@
 //! Nonzeros tile by tile, and the rows of a tile's fibers.
 
+use super::are_finite;
 use crate::dense::Real;
 use crate::encoding::TILE_NNZ;
+use crate::encoding::column::Numbers;
 use crate::error::Result;
-use crate::format::tree::{FiberTile, TreeView};
+use crate::format::tree::{FiberTile, Recent, TreeView};
 use crate::linear::{Key, Linearizer};
 use crate::shape::ORDER_MAX;
 use crate::sys::Sys;
@@ -18,15 +20,20 @@ pub(super) fn coordinates<K: Key>(linearizer: &Linearizer<K>, linear: K) -> [u32
 
 /// Nonzeros in the order of the fibers.
 pub(super) trait Nonzeros: Sync {
+    /// What a call leaves for the next one.
+    type Recent: Default;
+
     /// Puts those in `range`, at least one and a tile at most, into `tile`. The indices of its fibers are those of the other modes, ascending.
-    fn fill(&self, range: Range<usize>, tile: &mut FiberTile) -> Result<()>;
+    fn fill(&self, range: Range<usize>, recent: &mut Self::Recent, tile: &mut FiberTile) -> Result<()>;
 }
 
 /// A chunk's nonzeros.
 impl Nonzeros for TreeView<'_> {
+    type Recent = Recent;
+
     #[inline(always)]
-    fn fill(&self, range: Range<usize>, tile: &mut FiberTile) -> Result<()> {
-        self.fibers(range, tile)
+    fn fill(&self, range: Range<usize>, recent: &mut Recent, tile: &mut FiberTile) -> Result<()> {
+        self.fibers(range, recent, tile)
     }
 }
 
@@ -43,6 +50,8 @@ pub(super) struct TileRows<T> {
     pub ends: [Vec<f64>; 2],
     /// The number of complete fibers. They are the first ones.
     pub complete: usize,
+    /// Whether all values of the rows between the first and the last are finite.
+    pub finite: bool,
 }
 
 impl<T: Real> TileRows<T> {
@@ -51,7 +60,14 @@ impl<T: Real> TileRows<T> {
         let (mut coordinates, mut rows) = (Vec::new(), Vec::new());
         sys.reserve(&mut coordinates, TILE_NNZ * others, TILE_NNZ * others)?;
         sys.reserve(&mut rows, TILE_NNZ * rank, TILE_NNZ * rank)?;
-        Ok(Self { nnz: 0, coordinates, rows, ends: [vec![0.0; rank], vec![0.0; rank]], complete: 0 })
+        Ok(Self {
+            nnz: 0,
+            coordinates,
+            rows,
+            ends: [vec![0.0; rank], vec![0.0; rank]],
+            complete: 0,
+            finite: true,
+        })
     }
 
     /// Takes the coordinates of the fibers of `tile`, each in `others` modes. The first one continues the one that has `begun` if that
@@ -59,9 +75,16 @@ impl<T: Real> TileRows<T> {
     #[inline(always)]
     pub fn begin(&mut self, tile: &FiberTile, [others, rank]: [usize; 2], begun: Option<(&[u32], &[f64])>) {
         self.coordinates.resize(tile.fibers * others, 0);
-        for (k, column) in tile.indices[..others].iter().enumerate() {
-            let places = self.coordinates[k..].iter_mut().step_by(others);
-            places.zip(column).for_each(|(place, &index)| *place = index);
+        // Compiled with the number of modes as a constant.
+        match others {
+            1 => interleave::<1>(tile, &mut self.coordinates),
+            2 => interleave::<2>(tile, &mut self.coordinates),
+            3 => interleave::<3>(tile, &mut self.coordinates),
+            4 => interleave::<4>(tile, &mut self.coordinates),
+            5 => interleave::<5>(tile, &mut self.coordinates),
+            6 => interleave::<6>(tile, &mut self.coordinates),
+            7 => interleave::<7>(tile, &mut self.coordinates),
+            _ => unreachable!("a tensor has at most 8 modes"),
         }
         self.rows.resize(tile.fibers * rank, T::nearest(0.0));
         let first = &mut self.ends[0];
@@ -78,11 +101,29 @@ impl<T: Real> TileRows<T> {
         self.coordinates.len() / others
     }
 
+    /// Whether all values of the complete fibers are finite.
+    pub fn is_finite(&self, others: usize) -> bool {
+        let rank = self.ends[1].len();
+        let row = |fiber: usize| are_finite(&self.rows[fiber * rank..][..rank]);
+        self.finite
+            && (self.complete == 0 || row(0))
+            && (self.complete < self.fibers(others) || row(self.complete - 1))
+    }
+
     /// Completes the last fiber, which has this row.
     pub fn complete(&mut self, others: usize, row: impl Iterator<Item = f64>) {
         self.complete = self.fibers(others);
         let rank = self.ends[1].len();
         let last = self.rows.len() - rank;
         self.rows[last..].iter_mut().zip(row).for_each(|(x, sum)| *x = T::nearest(sum));
+    }
+}
+
+/// The indices of the fibers of a tile in `OTHERS` modes, fiber by fiber.
+#[inline(always)]
+fn interleave<const OTHERS: usize>(tile: &FiberTile, coordinates: &mut [u32]) {
+    let columns: [&Numbers<u32>; OTHERS] = std::array::from_fn(|k| &tile.indices[k]);
+    for (fiber, coordinates) in coordinates.as_chunks_mut::<OTHERS>().0.iter_mut().enumerate() {
+        *coordinates = columns.map(|column| column[fiber % TILE_NNZ]);
     }
 }

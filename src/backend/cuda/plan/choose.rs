@@ -14,6 +14,7 @@ use crate::dense::Precision;
 use crate::encoding::TILE_NNZ;
 use crate::encoding::values::ValueEncoding;
 use crate::error::{Error, Result};
+use crate::format::tree::Recent;
 use crate::format::{ChunkView, Decoder, PartitionStatistics};
 use crate::shape::Shape;
 use crate::store::{Manifest, Partition, Store};
@@ -161,11 +162,12 @@ fn count(view: &ChunkView<'_>, order: usize, rows: &mut [usize]) -> Result<usize
     let groups = view.tiles().div_ceil(GROUP_TILES);
     let step = groups.div_ceil(SAMPLED_GROUPS).max(1);
     let (mut indices, mut values) = (vec![0; order * TILE_NNZ], vec![0.0; TILE_NNZ]);
+    let mut recent = Recent::default();
     let mut nnz = 0;
     for first in (0..groups).step_by(step).map(|group| group * GROUP_TILES) {
         let mut of_modes = vec![Vec::new(); order];
         for t in first..(first + GROUP_TILES).min(view.tiles()) {
-            let tile = view.decode(t, &mut indices, &mut values)?;
+            let tile = view.decode(t, &mut recent, &mut indices, &mut values)?;
             nnz += tile.values.len();
             of_modes.iter_mut().enumerate().for_each(|(m, rows)| rows.extend_from_slice(tile.column(m)));
         }
