@@ -321,7 +321,7 @@ pub fn computing_bytes(threads: usize) -> u64 {
 }
 
 /// Bytes of memory of a host backend with `threads` threads for tensors of `order`; 1 for one made by
-/// [`HostBackend::new`]. What each thread needs while it decodes is among [`computing_bytes`].
+/// [`HostBackend::new`]. Does not count the tiles of trees that each other thread keeps ([`Recent`]).
 #[must_use]
 pub fn decoded_bytes(order: usize, threads: usize) -> u64 {
     TileRoom::bytes(order, batch_tiles(threads))

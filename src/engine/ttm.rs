@@ -290,7 +290,7 @@ impl Engine {
         self.ttm_pass(store, plan, op, |op| Ok((op.finish()?, SpillReport::default())))
     }
 
-    /// The pass on the CPU, and how it ends.
+    /// The pass on the CPU, after which `finish` computes what is left.
     fn ttm_pass<O: HostOp>(
         &self,
         store: &Store,

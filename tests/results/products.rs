@@ -147,7 +147,7 @@ fn spilled<T: Real>(store: &Store, mode: usize, matrix: &Matrix<T>, vectors: Vec
     (all, delivered.finite)
 }
 
-/// A fiber that overflows, by its last column alone, is found wherever it is; one whose sum does so only on the way is not said to.
+/// A fiber whose sum overflows in its last column is noticed wherever it lies; one whose sum is too large only for a while is finite.
 #[test]
 fn ttm_says_whether_values_are_finite() {
     const LARGE: f64 = 3e38;
@@ -168,13 +168,8 @@ fn ttm_says_whether_values_are_finite() {
                         let value = match leaf {
                             _ if fiber != large => 1.0,
                             0 | 1 => values[leaf],
-                            _ => {
-                                if leaf + 1 == length {
-                                    values[2]
-                                } else {
-                                    1.0
-                                }
-                            }
+                            _ if leaf + 1 == length => values[2],
+                            _ => 1.0,
                         };
                         ([u32::try_from(fiber).unwrap(), u32::try_from(leaf).unwrap()], value)
                     })

@@ -104,7 +104,7 @@ impl<T: Real> Block<'_, T> {
         let mut sums = [0.0; MOST];
         sums[..self.columns].copy_from_slice(first);
         let (nnz, fibers) = (self.leaves.len(), self.starts.len());
-        // Many columns in f32 are faster with the branch.
+        // In f32, 32 columns at a time take 1.3 times as long this way.
         if 2 * fibers > nnz && (MOST < 32 || T::PRECISION == Precision::F64) {
             // Where short fibers begin cannot be predicted, so no branch depends on it. A row is stored after each nonzero, so that the
             // sum of the fiber's last one stays.
