@@ -1,6 +1,7 @@
 // The kernels by name. Without options: the instances that are embedded as PTX and serve every order and rank.
 // With BLCO_RANK and the options beside it below: `mttkrp`, `finish_real`, `fix_up_real`, `clear_real`, and with BLCO_SORTED
 // `mttkrp_sorted`, for that rank (0: any) and these options. BLCO_SWEEP is Sweep, or KroneckerSweep for SpTTMc.
+#include "branches.cuh"
 #include "sorted.cuh"
 
 // Thread blocks that share a multiprocessor hold 1024 threads of 64 registers.
@@ -19,6 +20,13 @@
         mttkrp_sorted<real, order, OfBlock, Lanes<lanes, columns, batch>, rank, real, sweep>(args);                    \
     }
 
+#define TREE(name, layout, real, order, tiles, lanes, columns, batch, rank)                                            \
+    extern "C" __global__ void BOUNDS(tiles) name(const MttkrpArgs args)                                               \
+    {                                                                                                                  \
+        typedef Shape<tiles, tiles * BLCO_TILE_THREADS> OfBlock;                                                       \
+        mttkrp_tree<real, order, OfBlock, Lanes<lanes, columns, batch>, rank>(args);                                   \
+    }
+
 #define MTTKRP(...) TILES_OF(Sweep, __VA_ARGS__)
 #define SORTED(...) SORTED_OF(Sweep, __VA_ARGS__)
 
@@ -28,6 +36,14 @@
     {                                                                                                                  \
         typedef Shape<tiles, tiles * BLCO_TILE_THREADS> OfBlock;                                                       \
         mttkrp<layout, double, order, OfBlock, Lanes<16, 1, 4>, 0, float, times>(args);                                \
+    }
+
+#define WIDE_TREE(name, order, tiles, times)                                                                           \
+    extern "C" __global__ void __launch_bounds__(tiles * BLCO_TILE_THREADS, times > 1 ? 1 : 1024 / (tiles * BLCO_TILE_THREADS))   \
+    name(const MttkrpArgs args)                                                                                        \
+    {                                                                                                                  \
+        typedef Shape<tiles, tiles * BLCO_TILE_THREADS> OfBlock;                                                       \
+        mttkrp_tree<double, order, OfBlock, Lanes<16, 1, 4>, 0, float, times>(args);                                   \
     }
 
 #define WIDE_SORTED(name, order)                                                                                       \
@@ -56,7 +72,11 @@
     }
 
 #ifdef BLCO_RANK
+#ifdef BLCO_TREES
+TREE(mttkrp, Tree, BLCO_REAL, BLCO_ORDER, BLCO_TILES, BLCO_LANES, BLCO_COLUMNS, BLCO_BATCH, BLCO_RANK)
+#else
 TILES_OF(BLCO_SWEEP, mttkrp, BLCO_LAYOUT, BLCO_REAL, BLCO_ORDER, BLCO_TILES, BLCO_LANES, BLCO_COLUMNS, BLCO_BATCH, BLCO_RANK)
+#endif
 OF_ROWS(real, BLCO_ROW_THREADS, BLCO_REAL)
 #ifdef BLCO_SORTED
 SORTED_OF(BLCO_SWEEP, mttkrp_sorted, BLCO_REAL, BLCO_ORDER, BLCO_LANES, BLCO_COLUMNS, BLCO_BATCH, BLCO_RANK)
@@ -76,8 +96,10 @@ SORTED_OF(BLCO_SWEEP, mttkrp_sorted, BLCO_REAL, BLCO_ORDER, BLCO_LANES, BLCO_COL
     }
 
 BLCO_INSTANCES(MTTKRP)
+BLCO_TREE_INSTANCES(TREE)
 BLCO_SORTED_INSTANCES(SORTED)
 BLCO_WIDE_INSTANCES(WIDE)
+BLCO_WIDE_TREE_INSTANCES(WIDE_TREE)
 BLCO_WIDE_SORTED_INSTANCES(WIDE_SORTED)
 BLCO_TTMC_INSTANCES(TTMC)
 BLCO_TTMC_SORTED_INSTANCES(TTMC_SORTED)

@@ -54,78 +54,6 @@ __device__ __forceinline__ void write_record(const ExpandArgs& a, u32 tile)
     }
 }
 
-// Numbers i to i + 3 of a packed column of `width` bits, at most 32; i is a multiple of four. (See `unpack32`.)
-__device__ __forceinline__ void unpack_four(u32 (&numbers)[4], const u32* words, u32 width, u32 i, u32 start = 0)
-{
-    const u32 bit = i / 16 * width, shift = bit % 32;
-    const u32* const at = words + (start + 16 * (bit / 32) + i % 16);
-    u32 low[4] = {}, high[4] = {};
-    if (width > 0) take_read_only(at, low);
-    if (shift + width > 32) take_read_only(at + 16, high);
-    const u32 mask = width > 0 ? ~0u >> (32 - width) : 0;
-#pragma unroll
-    for (u32 k = 0; k < 4; ++k) numbers[k] = __funnelshift_r(low[k], high[k], shift) & mask;
-}
-
-// Value i of a tile: a packed integer, or a decimal if there is a section of decimals.
-static __device__ __noinline__ double rare_value(const u8* decimals, const u32* words, u32 start, u32 bits, i64 base, u32 first, u32 i)
-{
-    const double whole = (double)(base + (i64)unpack64(words, bits, i, start));
-    return decimals != nullptr ? decimal(decimals, whole, first + i) : whole;
-}
-
-// Values i to i + 3 of a tile of `slots`, i being a multiple of four; what is beyond the tile's end has any value. (See `tile_values`.)
-__device__ __forceinline__ void four_values(double (&value)[4], const Header& h, const u32* words, u32 start, const u8* width,
-                                            const u8* base, u32 first, u32 i, u32 slots, bool& bad)
-{
-    const u32 encoding = h.value_encoding;
-    if (encoding == VALUES_F32 || encoding == VALUES_F64) {
-        if (i + 3 >= slots) {
-#pragma unroll
-            for (u32 k = 0; k < 4; ++k) value[k] = i + k < slots ? section_value(h, first + i + k, bad) : 0;
-            return;
-        }
-        if (encoding == VALUES_F32) {
-            float stored[4];
-            take_read_only((const float*)h.values.at + first + i, stored);
-#pragma unroll
-            for (u32 k = 0; k < 4; ++k) value[k] = stored[k];
-        } else {
-            take_read_only((const double*)h.values.at + first + i, value);
-        }
-#pragma unroll
-        for (u32 k = 0; k < 4; ++k) bad |= !(value[k] - value[k] == 0.0);
-        return;
-    }
-    const u32 bits = load<u32>(width);
-    const i64 above = encoding == VALUES_DICTIONARY ? 0 : load<i64>(base);
-    if (bits > 32 || encoding == VALUES_DECIMAL) {
-        const u8* const decimals = encoding == VALUES_DECIMAL ? h.values.at : nullptr;
-#pragma unroll 1
-        for (u32 k = 0; k < 4; ++k) {
-            const double v = i + k < slots ? rare_value(decimals, words, start, bits, above, first, i + k) : 0;
-            // Not by number, which would put all four into local memory.
-            value[0] = k == 0 ? v : value[0];
-            value[1] = k == 1 ? v : value[1];
-            value[2] = k == 2 ? v : value[2];
-            value[3] = k == 3 ? v : value[3];
-        }
-        return;
-    }
-    u32 numbers[4];
-    unpack_four(numbers, words, bits, i, start);
-    if (encoding == VALUES_DICTIONARY) {
-#pragma unroll
-        for (u32 k = 0; k < 4; ++k) {
-            const u32 entry = i + k < slots ? inside(numbers[k], h.values.bytes / 8 - 1, bad) : 0;
-            value[k] = load<double>(h.values.at + 8ull * entry);
-        }
-    } else {
-#pragma unroll
-        for (u32 k = 0; k < 4; ++k) value[k] = (double)(above + (i64)numbers[k]);
-    }
-}
-
 // Bits 0 to BLCO_TILE_NNZ in shared memory, and one word beyond.
 struct Bits {
     static constexpr u32 WORDS = BLCO_TILE_NNZ / 32 + 1;
@@ -163,57 +91,6 @@ struct Ranks {
     __device__ __forceinline__ u32 all() const { return __shfl_sync(~0u, upto, 31); }
 };
 
-// The last of `count` numbers that `holds`, where it holds for some number and all before it; 0 if for none. A whole warp calls it.
-template <class HOLDS> __device__ __forceinline__ u32 last_that(u32 count, const HOLDS& holds)
-{
-    u32 low = 0, high = count;
-    while (high - low > 1) {
-        const u32 step = (high - low + 31) / 32, at = low + threadIdx.x % 32 * step;
-        const u32 before = __popc(__ballot_sync(~0u, at < high && holds(at)));
-        low += (before > 0 ? before - 1 : 0) * step;
-        high = high < low + step ? high : low + step;
-    }
-    return low;
-}
-
-// The parent of `child` in an inner level; the next level has `children` nodes. A whole warp calls it.
-__device__ __forceinline__ u32 find_parent(const Level& level, u32 child, u32 children, bool& bad)
-{
-    const u32 tiles = (level.nodes + BLCO_TILE_NNZ - 1) / BLCO_TILE_NNZ;
-    const u32 first = BLCO_TILE_NNZ * last_that(tiles, [&](u32 tile) { return load<i64>(level.records + 32ull * tile + 16) <= (i64)child; });
-    const u32 rest = level.nodes - first, nodes = rest < BLCO_TILE_NNZ ? rest : BLCO_TILE_NNZ;
-    return first + last_that(nodes, [&](u32 i) { return start_of(level, first + i, children, bad) <= child; });
-}
-
-// Nodes `node` to `node` + 3 of an inner level, `node` being a multiple of four: where their children start, and their indices. The next
-// level has `children` nodes; what is beyond the last node starts there.
-struct Nodes {
-    u32 start[4], index[4];
-
-    __device__ __forceinline__ Nodes(const Level& level, u32 node, u32 children, bool& bad)
-    {
-        const u32 last = level.nodes - 1, i = node % BLCO_TILE_NNZ;
-        u32 record[8];
-        take_read_only((const u32*)level.record(node <= last ? node : last), record);
-        const u32* const words = (const u32*)(level.columns + 64ull * record[0]);
-        const u32 low = record[1], span = record[2] - low, width = width_of(span), stride = record[3];
-        // The host has seen that these, without the numbers, are below `children`.
-        u32 above = record[4] + stride * i;
-        unpack_four(index, words, width, i);
-        unpack_four(start, words, record[6], i, 16 * width);
-        bad |= node <= last && i == 0 && start[0] != 0;
-#pragma unroll
-        for (u32 k = 0; k < 4; ++k) {
-            const bool there = node + k <= last;
-            const u32 rest = children - 1 - above;
-            bad |= there && (start[k] > rest || index[k] > span);
-            start[k] = !there || start[k] > rest ? children : above + start[k];
-            index[k] = low + (index[k] > span ? span : index[k]);
-            above += stride;
-        }
-    }
-};
-
 // Writes header and records. All thread blocks take part.
 __device__ __forceinline__ void write_frame(const ExpandArgs& a, u32 nnz)
 {
@@ -222,14 +99,6 @@ __device__ __forceinline__ void write_frame(const ExpandArgs& a, u32 nnz)
         write_record(a, t);
     }
 }
-
-// What a thread block knows of a tree.
-struct Frame {
-    Header h;
-    Level levels[BLCO_ORDER_MAX];
-    // Each level's mode, and that mode's largest index.
-    u32 mode[BLCO_ORDER_MAX], highest[BLCO_ORDER_MAX];
-};
 
 // A warp's memory.
 struct Place {
@@ -385,41 +254,12 @@ __device__ __forceinline__ void write_nonzeros(const ExpandArgs& a, const Frame&
     }
 }
 
-// Starts ascend: this also finds damaged ones that the climb passes by.
-__device__ __forceinline__ void check_starts(const Frame& f, u32 order, bool& bad)
-{
-    // Each warp shares its last thread's nodes with the next warp.
-    constexpr u32 NEW = ROUND - 4;
-    const u32 own = (blockIdx.x * WARPS + threadIdx.x / 32) * NEW + threadIdx.x % 32 * 4;
-    const bool last = threadIdx.x % 32 == 31;
-    for (u32 l = 0; l + 1 < order; ++l) {
-        const Level level = f.levels[l];
-        const u32 below = f.levels[l + 1].nodes;
-        for (u32 node = own; node - threadIdx.x % 32 * 4 < level.nodes; node += gridDim.x * WARPS * NEW) {
-            const Nodes nodes(level, node, below, bad);
-            const u32 next = __shfl_down_sync(~0u, nodes.start[0], 1);
-#pragma unroll
-            for (u32 k = 0; k < 4; ++k) bad |= !last && node + k < level.nodes && nodes.start[k] >= (k < 3 ? nodes.start[(k + 1) % 4] : next);
-        }
-    }
-}
-
 // A grid of any size.
 __device__ inline void tree(const ExpandArgs& a)
 {
     __shared__ Frame frame;
     __shared__ Place places[WARPS];
-    if (threadIdx.x < a.order) {
-        const Tree tree((const u8*)a.from);
-        const u32 l = threadIdx.x, mode = tree.h.first.at[l];
-        if (l == 0) frame.h = tree.h;
-        frame.levels[l] = tree.level(l);
-        frame.mode[l] = mode;
-        u32 dim = 1;
-#pragma unroll
-        for (u32 m = 0; m < BLCO_ORDER_MAX; ++m) dim = m == mode ? a.dims[m] : dim;
-        frame.highest[l] = dim - 1;
-    }
+    if (threadIdx.x < a.order) frame.read((const u8*)a.from, threadIdx.x, threadIdx.x, a.dims);
     __syncthreads();
     write_frame(a, frame.h.nnz);
     const u32 leaves = frame.levels[a.order - 1].nodes, tiles = (leaves + BLCO_TILE_NNZ - 1) / BLCO_TILE_NNZ;
@@ -427,7 +267,7 @@ __device__ inline void tree(const ExpandArgs& a)
     for (u32 t = blockIdx.x * WARPS + threadIdx.x / 32; t < tiles; t += gridDim.x * WARPS) {
         write_nonzeros(a, frame, places[threadIdx.x / 32], t, bad);
     }
-    check_starts(frame, a.order, bad);
+    check_starts<WARPS>(frame, 0, a.order, blockIdx.x, gridDim.x, bad);
     if (bad) atomicMin((u32*)a.fault, a.number);
 }
 

@@ -221,3 +221,75 @@ __device__ __forceinline__ void tile_values(T (&value)[PER], const Header& h, co
         }
     }
 }
+
+// Numbers i to i + 3 of a packed column of `width` bits, at most 32; i is a multiple of four. (See `unpack32`.)
+__device__ __forceinline__ void unpack_four(u32 (&numbers)[4], const u32* words, u32 width, u32 i, u32 start = 0)
+{
+    const u32 bit = i / 16 * width, shift = bit % 32;
+    const u32* const at = words + (start + 16 * (bit / 32) + i % 16);
+    u32 low[4] = {}, high[4] = {};
+    if (width > 0) take_read_only(at, low);
+    if (shift + width > 32) take_read_only(at + 16, high);
+    const u32 mask = width > 0 ? ~0u >> (32 - width) : 0;
+#pragma unroll
+    for (u32 k = 0; k < 4; ++k) numbers[k] = __funnelshift_r(low[k], high[k], shift) & mask;
+}
+
+// Value i of a tile: a packed integer, or a decimal if there is a section of decimals.
+static __device__ __noinline__ double rare_value(const u8* decimals, const u32* words, u32 start, u32 bits, i64 base, u32 first, u32 i)
+{
+    const double whole = (double)(base + (i64)unpack64(words, bits, i, start));
+    return decimals != nullptr ? decimal(decimals, whole, first + i) : whole;
+}
+
+// Values i to i + 3 of a tile of `slots`, i being a multiple of four; what is beyond the tile's end has any value. (See `tile_values`.)
+__device__ __forceinline__ void four_values(double (&value)[4], const Header& h, const u32* words, u32 start, const u8* width,
+                                            const u8* base, u32 first, u32 i, u32 slots, bool& bad)
+{
+    const u32 encoding = h.value_encoding;
+    if (encoding == VALUES_F32 || encoding == VALUES_F64) {
+        if (i + 3 >= slots) {
+#pragma unroll
+            for (u32 k = 0; k < 4; ++k) value[k] = i + k < slots ? section_value(h, first + i + k, bad) : 0;
+            return;
+        }
+        if (encoding == VALUES_F32) {
+            float stored[4];
+            take_read_only((const float*)h.values.at + first + i, stored);
+#pragma unroll
+            for (u32 k = 0; k < 4; ++k) value[k] = stored[k];
+        } else {
+            take_read_only((const double*)h.values.at + first + i, value);
+        }
+#pragma unroll
+        for (u32 k = 0; k < 4; ++k) bad |= !(value[k] - value[k] == 0.0);
+        return;
+    }
+    const u32 bits = load<u32>(width);
+    const i64 above = encoding == VALUES_DICTIONARY ? 0 : load<i64>(base);
+    if (bits > 32 || encoding == VALUES_DECIMAL) {
+        const u8* const decimals = encoding == VALUES_DECIMAL ? h.values.at : nullptr;
+#pragma unroll 1
+        for (u32 k = 0; k < 4; ++k) {
+            const double v = i + k < slots ? rare_value(decimals, words, start, bits, above, first, i + k) : 0;
+            // Not by number, which would put all four into local memory.
+            value[0] = k == 0 ? v : value[0];
+            value[1] = k == 1 ? v : value[1];
+            value[2] = k == 2 ? v : value[2];
+            value[3] = k == 3 ? v : value[3];
+        }
+        return;
+    }
+    u32 numbers[4];
+    unpack_four(numbers, words, bits, i, start);
+    if (encoding == VALUES_DICTIONARY) {
+#pragma unroll
+        for (u32 k = 0; k < 4; ++k) {
+            const u32 entry = i + k < slots ? inside(numbers[k], h.values.bytes / 8 - 1, bad) : 0;
+            value[k] = load<double>(h.values.at + 8ull * entry);
+        }
+    } else {
+#pragma unroll
+        for (u32 k = 0; k < 4; ++k) value[k] = (double)(above + (i64)numbers[k]);
+    }
+}

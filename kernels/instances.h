@@ -20,6 +20,15 @@
     BLCO_ORDERS(X, raw_f64, Raw, double, 2)                                                                            \
     BLCO_ORDERS(X, raw_f32, Raw, float, 4)
 
+// The same from trees as they lie.
+#define BLCO_TREE_INSTANCES(X)                                                                                         \
+    BLCO_ANY_RANK(X, tree_f64, Tree, double, 3, 4, 2)                                                                  \
+    BLCO_ANY_RANK(X, tree_f64, Tree, double, 4, 2, 2)                                                                  \
+    BLCO_ANY_RANK(X, tree_f64, Tree, double, 8, 2, 2)                                                                  \
+    BLCO_ANY_RANK(X, tree_f32, Tree, float, 3, 4, 4)                                                                   \
+    BLCO_ANY_RANK(X, tree_f32, Tree, float, 4, 4, 4)                                                                   \
+    BLCO_ANY_RANK(X, tree_f32, Tree, float, 8, 2, 4)
+
 // The same of sorted nonzeros: X(name, real, order, lanes, columns, batch, rank). Sums of fibers have order 2.
 #define BLCO_SORTED_RANKS(X, tag, real, order, wide)                                                                   \
     X(sorted_##tag##_o##order##_l8c1b4, real, order, 8, 1, 4, 0)                                                       \
@@ -48,6 +57,14 @@
 #define BLCO_WIDE_INSTANCES(X)                                                                                         \
     BLCO_WIDE_LAYOUT(X, Tiled, tiled)                                                                                  \
     BLCO_WIDE_LAYOUT(X, Raw, raw)
+
+// The same from trees as they lie: X(name, order, tiles, times).
+#define BLCO_WIDE_TREE_INSTANCES(X)                                                                                    \
+    X(wide_tree_o3_t4, 3, 4, 1)                                                                                        \
+    X(wide_tree_o4_t4, 4, 2, 2)                                                                                        \
+    X(wide_tree_o8_t4, 8, 2, 2)                                                                                        \
+    X(wide_tree_o8_t2, 8, 2, 1)                                                                                        \
+    X(wide_tree_o8_t1, 8, 1, 1)
 
 // The same of sorted nonzeros: X(name, order).
 #define BLCO_WIDE_SORTED_INSTANCES(X)                                                                                  \

@@ -156,9 +156,36 @@ template <class SHAPE> __device__ __forceinline__ void add_up(u32* count, u32* w
     __syncthreads();
 }
 
+// Clears the counts of rows.
+template <class T, int ORDER, class SHAPE, class S> __device__ __forceinline__ void clear_counts(Group<T, ORDER, SHAPE, S>& group)
+{
+#pragma unroll
+    for (int k = 0; k < SHAPE::PER; ++k) group.count()[threadIdx.x + k * SHAPE::THREADS] = 0;
+}
+
+// The places `at` of a thread's nonzeros, those that are `there`, ordered by `row` modulo NNZ, in any order inside a bucket. Rows that
+// share a bucket alternate, which only costs updates. The whole thread block calls it, once counts are cleared.
+template <class T, int ORDER, class SHAPE, class S, class THERE>
+__device__ __forceinline__ void order_by_row(Group<T, ORDER, SHAPE, S>& group, const u32 (&row)[SHAPE::PER], const THERE& there,
+                                             u32 (&at)[SHAPE::PER])
+{
+    u32* const count = group.count();
+    __syncthreads();
+#pragma unroll
+    for (int k = 0; k < SHAPE::PER; ++k) {
+        if (there(k)) at[k] = atomicAdd(&count[row[k] % SHAPE::NNZ], 1u);
+    }
+    __syncthreads();
+    add_up<SHAPE>(count, group.warps());
+#pragma unroll
+    for (int k = 0; k < SHAPE::PER; ++k) {
+        if (there(k)) at[k] += count[row[k] % SHAPE::NNZ];
+    }
+    __syncthreads();
+}
+
 // Decodes the SHAPE::TILES tiles of an image from tile t on, or as many as there are, into `group`. SORTED tiles keep their order;
-// others are ordered by row of the target `mode` modulo NNZ, by a counting sort, in any order inside a bucket. Rows that
-// share a bucket alternate, which only costs updates. Returns the number of nonzeros, padded with zeros to whole batches.
+// others are ordered by row of the target `mode` (order_by_row). Returns the number of nonzeros, padded with zeros to whole batches.
 // The whole thread block calls it and sees the group on return. If tiles are SORTED, a warp sees only its own shares, and no warp waits
 // for another.
 template <class LAYOUT, bool SORTED, class T, int ORDER, class SHAPE, class S>
@@ -175,11 +202,7 @@ __device__ __forceinline__ u32 gather(Group<T, ORDER, SHAPE, S>& group, const Mt
     const u32 slots_end = nnz == 0 ? 0 : padded < end ? padded - start : BLCO_TILE_NNZ;
     const u32 of_tile = threadIdx.x % SHAPE::OF_TILE;
     const Slots slots = SORTED ? Slots{of_tile / 32 * 32 * PER + of_tile % 32, 32, nnz} : Slots{of_tile, SHAPE::OF_TILE, nnz};
-    u32* const count = group.count();
-    if (!SORTED) {
-#pragma unroll
-        for (int k = 0; k < PER; ++k) count[threadIdx.x + k * SHAPE::THREADS] = 0;
-    }
+    if (!SORTED) clear_counts(group);
     u32 index[PER][ORDER], at[PER], row[PER];
     T value[PER];
     if (nnz > 0) LAYOUT::template decode<T, ORDER, PER>(index, value, a, h, t + mine, slots, bad);
@@ -195,23 +218,11 @@ __device__ __forceinline__ u32 gather(Group<T, ORDER, SHAPE, S>& group, const Mt
     u32 column[ORDER];
 #pragma unroll
     for (int m = 0; m < ORDER; ++m) column[m] = (m == (int)mode ? 0 : m == 0 ? mode : m) * SHAPE::NNZ;
-    if (!SORTED) {
-        __syncthreads();
-#pragma unroll
-        for (int k = 0; k < PER; ++k) {
-            if (slots.first + k * slots.step < slots_end) at[k] = atomicAdd(&count[row[k] % SHAPE::NNZ], 1u);
-        }
-        __syncthreads();
-        add_up<SHAPE>(count, group.warps());
-#pragma unroll
-        for (int k = 0; k < PER; ++k) {
-            if (slots.first + k * slots.step < slots_end) at[k] += count[row[k] % SHAPE::NNZ];
-        }
-        __syncthreads();
-    }
+    const auto there = [&](int k) { return slots.first + k * slots.step < slots_end; };
+    if (!SORTED) order_by_row(group, row, there, at);
 #pragma unroll
     for (int k = 0; k < PER; ++k) {
-        if (slots.first + k * slots.step >= slots_end) continue;
+        if (!there(k)) continue;
         const u32 place = group.place(at[k]);
         group.value[place] = slots.real(k) ? value[k] : T(0);
 #pragma unroll
@@ -222,5 +233,43 @@ __device__ __forceinline__ u32 gather(Group<T, ORDER, SHAPE, S>& group, const Mt
     }
     if (SORTED) __syncwarp();
     else __syncthreads();
+    return padded;
+}
+
+// Orders a group that is there by row of another `mode`: of the first `nnz` nonzeros, whose columns of modes `front` and 0 are swapped.
+// Returns their number, padded to whole batches. The whole thread block calls it and sees the group on return.
+template <class T, int ORDER, class SHAPE, class S>
+__device__ __forceinline__ u32 reorder(Group<T, ORDER, SHAPE, S>& group, const MttkrpArgs& a, u32 front, u32 mode, u32 nnz)
+{
+    constexpr int PER = SHAPE::PER;
+    const u32 padded = (nnz + S::BATCH - 1) / S::BATCH * S::BATCH, first = PER * threadIdx.x, own = group.place(first);
+    u32 index[ORDER][PER], row[PER] = {}, at[PER];
+    T value[PER];
+    take(group.value + own, value);
+#pragma unroll
+    for (int c = 0; c < ORDER; ++c) {
+        if (ORDER == BLCO_ORDER_MAX && c >= (int)a.order) break;
+        take(group.index[c] + own, index[c]);
+        const u32 of = c == 0 ? front : c == (int)front ? 0 : c;
+#pragma unroll
+        for (int k = 0; k < PER; ++k) row[k] |= index[c][k] & (of == mode ? ~0u : 0);
+    }
+    __syncthreads();
+    clear_counts(group);
+    const auto there = [&](int k) { return first + k < padded; };
+    order_by_row(group, row, there, at);
+#pragma unroll
+    for (int k = 0; k < PER; ++k) {
+        if (!there(k)) continue;
+        const u32 place = group.place(at[k]);
+        group.value[place] = value[k];
+#pragma unroll
+        for (int c = 0; c < ORDER; ++c) {
+            if (ORDER == BLCO_ORDER_MAX && c >= (int)a.order) break;
+            const u32 of = c == 0 ? front : c == (int)front ? 0 : c;
+            group.index[of == mode ? 0 : of == 0 ? mode : of][place] = index[c][k];
+        }
+    }
+    __syncthreads();
     return padded;
 }

@@ -94,3 +94,97 @@ template <class T> __device__ __forceinline__ Leaf<T> leaf_of(const Tree& tree, 
     leaf.value = value[0];
     return leaf;
 }
+
+// The last of `count` numbers that `holds`, where it holds for some number and all before it; 0 if for none. A whole warp calls it.
+template <class HOLDS> __device__ __forceinline__ u32 last_that(u32 count, const HOLDS& holds)
+{
+    u32 low = 0, high = count;
+    while (high - low > 1) {
+        const u32 step = (high - low + 31) / 32, at = low + threadIdx.x % 32 * step;
+        const u32 before = __popc(__ballot_sync(~0u, at < high && holds(at)));
+        low += (before > 0 ? before - 1 : 0) * step;
+        high = high < low + step ? high : low + step;
+    }
+    return low;
+}
+
+// The parent of `child` in an inner level; the next level has `children` nodes. A whole warp calls it.
+__device__ __forceinline__ u32 find_parent(const Level& level, u32 child, u32 children, bool& bad)
+{
+    const u32 tiles = (level.nodes + BLCO_TILE_NNZ - 1) / BLCO_TILE_NNZ;
+    const u32 first = BLCO_TILE_NNZ * last_that(tiles, [&](u32 tile) { return load<i64>(level.records + 32ull * tile + 16) <= (i64)child; });
+    const u32 rest = level.nodes - first, nodes = rest < BLCO_TILE_NNZ ? rest : BLCO_TILE_NNZ;
+    return first + last_that(nodes, [&](u32 i) { return start_of(level, first + i, children, bad) <= child; });
+}
+
+// Nodes `node` to `node` + 3 of an inner level, `node` being a multiple of four: where their children start, and their indices. The next
+// level has `children` nodes; what is beyond the last node starts there.
+struct Nodes {
+    u32 start[4], index[4];
+
+    __device__ __forceinline__ Nodes(const Level& level, u32 node, u32 children, bool& bad)
+    {
+        const u32 last = level.nodes - 1, i = node % BLCO_TILE_NNZ;
+        u32 record[8];
+        take_read_only((const u32*)level.record(node <= last ? node : last), record);
+        const u32* const words = (const u32*)(level.columns + 64ull * record[0]);
+        const u32 low = record[1], span = record[2] - low, width = width_of(span), stride = record[3];
+        // The host has seen that these, without the numbers, are below `children`.
+        u32 above = record[4] + stride * i;
+        unpack_four(index, words, width, i);
+        unpack_four(start, words, record[6], i, 16 * width);
+        bad |= node <= last && i == 0 && start[0] != 0;
+#pragma unroll
+        for (u32 k = 0; k < 4; ++k) {
+            const bool there = node + k <= last;
+            const u32 rest = children - 1 - above;
+            bad |= there && (start[k] > rest || index[k] > span);
+            start[k] = !there || start[k] > rest ? children : above + start[k];
+            index[k] = low + (index[k] > span ? span : index[k]);
+            above += stride;
+        }
+    }
+};
+
+// What a thread block knows of a tree.
+struct Frame {
+    Header h;
+    Level levels[BLCO_ORDER_MAX];
+    // Each level's mode, and that mode's largest index.
+    u32 mode[BLCO_ORDER_MAX], highest[BLCO_ORDER_MAX];
+
+    // Reads level `level`, as entry `at`.
+    __device__ __forceinline__ void read(const u8* image, u32 level, u32 at, const u32 (&dims)[BLCO_ORDER_MAX])
+    {
+        const Tree tree(image);
+        const u32 m = tree.h.first.at[level];
+        if (level == 0) h = tree.h;
+        levels[at] = tree.level(level);
+        mode[at] = m;
+        u32 dim = 1;
+#pragma unroll
+        for (u32 k = 0; k < BLCO_ORDER_MAX; ++k) dim = k == m ? dims[k] : dim;
+        highest[at] = dim - 1;
+    }
+};
+
+// Starts ascend: this also finds damaged ones that a climb passes by. Entries `from` to `end` are the levels. Thread block `block` of
+// `blocks`, of WARPS warps, looks at its part of them.
+template <u32 WARPS>
+__device__ __forceinline__ void check_starts(const Frame& f, u32 from, u32 end, u32 block, u32 blocks, bool& bad)
+{
+    // Each warp shares its last thread's nodes with the next warp.
+    constexpr u32 NEW = 4 * 32 - 4;
+    const u32 own = (block * WARPS + threadIdx.x / 32) * NEW + threadIdx.x % 32 * 4;
+    const bool last = threadIdx.x % 32 == 31;
+    for (u32 l = from; l + 1 < end; ++l) {
+        const Level level = f.levels[l];
+        const u32 below = f.levels[l + 1].nodes;
+        for (u32 node = own; node - threadIdx.x % 32 * 4 < level.nodes; node += blocks * WARPS * NEW) {
+            const Nodes nodes(level, node, below, bad);
+            const u32 next = __shfl_down_sync(~0u, nodes.start[0], 1);
+#pragma unroll
+            for (u32 k = 0; k < 4; ++k) bad |= !last && node + k < level.nodes && nodes.start[k] >= (k < 3 ? nodes.start[(k + 1) % 4] : next);
+        }
+    }
+}

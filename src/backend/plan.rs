@@ -5,7 +5,7 @@
 //! expected to save, and why. What turns out otherwise when passes run (memory that was promised is not there) is a [`Shortfall`]: a new
 //! plan is made from the same [`DeviceRequest`] with one shortfall more.
 
-use super::device::{DeviceLimits, Facts};
+use super::device::{DeviceLimits, Facts, KernelSource};
 use crate::dense::Precision;
 use crate::encoding::TILE_NNZ;
 use crate::encoding::values::ValueEncoding;
@@ -34,12 +34,23 @@ pub struct Operation {
     pub takes_fibers: bool,
     /// Whether a pass computes one of the modes, each in turn, instead of all.
     pub alternating: bool,
-    /// Whether its kernels read trees as they lie; for others they become nonzeros behind the copy.
-    pub reads_trees: bool,
+    /// What its kernels read of trees.
+    pub trees: Trees,
     /// The work of this device, if several hold all chunks and divide modes by ranges of rows.
     pub share: Option<Share>,
     /// What it gathers on the device in a pass, beside `bytes`.
     pub gathers: Option<Gathers>,
+}
+
+/// What kernels read of chunks that are trees.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trees {
+    /// Nonzeros, to which trees are converted behind the copy.
+    Converted,
+    /// Trees as they lie.
+    AsTheyLie,
+    /// Either: the plan chooses.
+    Either,
 }
 
 /// Nonzeros that an operation gathers on the device: all in one pass, or a range of them in each of several.
@@ -415,6 +426,8 @@ pub struct DevicePlan {
     /// Rows that a mode has in a group of tiles for each nonzero, on average over the modes, in a sample; `None` where factors stay in a
     /// cache.
     pub rows_per_nonzero: Option<f64>,
+    /// Whether kernels read chunks that are trees as they lie. Otherwise such chunks are converted to nonzeros behind the copy.
+    pub reads_trees: bool,
     /// Whether results have the same bits in every run: all modes are computed from copies, from the first pass on.
     pub deterministic: bool,
     /// Bytes of device memory in all.
@@ -457,6 +470,18 @@ impl DevicePlan {
     /// Whether the first pass only loads chunks, and work begins at its end.
     pub(crate) fn loads_first(&self) -> bool {
         self.deterministic || self.share().is_some()
+    }
+
+    /// The same plan with what `other` says about its modes. Neither has copies.
+    pub(crate) fn with_reasons_of(mut self, other: &Self) -> Self {
+        (self.modes, self.rows_per_nonzero) = (other.modes.clone(), other.rows_per_nonzero);
+        self
+    }
+
+    /// Where the kernels for its passes come from.
+    #[must_use]
+    pub fn kernels(&self, source: &KernelSource) -> KernelSource {
+        KernelSource { reads_trees: self.reads_trees, ..source.clone() }
     }
 
     /// The store's chunks.

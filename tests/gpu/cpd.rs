@@ -59,7 +59,8 @@ fn prepared<T: Real + bytemuck::Pod>(
     let limits = Limits { passes, held: device_plan.held_chunks(), ..Limits::default() };
     let plan = plan(store, 0, &limits).unwrap();
     assert_eq!(device_plan.copies().count(), if sorted || kept { manifest.shape.order() } else { 0 });
-    let op = DeviceMttkrp::alternating(device, store, rank, &kernels(T::PRECISION)).unwrap();
+    let op =
+        DeviceMttkrp::alternating(device, store, rank, &device_plan.kernels(&kernels(T::PRECISION))).unwrap();
     DeviceAls::new(device, store, (&plan, &device_plan), op, rank, nonneg).unwrap()
 }
 

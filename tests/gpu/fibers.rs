@@ -96,8 +96,9 @@ fn agrees<T: Real + bytemuck::Pod>(device: &Arc<Device>, tensor: &Tensor, leaf: 
         };
         let kernels =
             KernelSource { compile: turn.is_multiple_of(2).then_some(false), ..KernelSource::default() };
-        let op = DeviceMttkrp::new(device, store, &factors, &modes, &kernels).unwrap();
-        let mut backend = passed(device, store, &planned(operation::<T>(shape, &modes, rank)), op);
+        let device_plan = planned(operation::<T>(shape, &modes, rank));
+        let op = DeviceMttkrp::new(device, store, &factors, &modes, &device_plan.kernels(&kernels)).unwrap();
+        let mut backend = passed(device, store, &device_plan, op);
         compare(&what, order, &expected, &backend.op().results(&sys).unwrap());
         let fibers = backend.plan().fibers.clone().unwrap_or_else(|| panic!("{what}"));
         let wanted = count(tensor, leaf) as f64;

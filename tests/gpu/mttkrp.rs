@@ -133,7 +133,7 @@ fn run<T: Real + bytemuck::Pod>(
     let targets = device_plan.copies().count();
     let limits = Limits { passes, held: device_plan.held_chunks(), ..Limits::default() };
     let plan = plan(store, 0, &limits).unwrap();
-    let op = DeviceMttkrp::new(device, store, factors, &modes, kernels).unwrap();
+    let op = DeviceMttkrp::new(device, store, factors, &modes, &device_plan.kernels(kernels)).unwrap();
     let mut backend = CudaBackend::new(device, store, &device_plan, op).unwrap();
     assert!(backend.notes().is_empty());
     let mut executor = Executor::new(store, &plan, &mut backend).unwrap();
@@ -183,7 +183,7 @@ impl Tally {
         }
         // As if rows rarely repeated: sweeps over long ranks are split, by embedded kernels and compiled ones.
         let rows_per_nonzero = (self.runs % 4 >= 2).then_some(1.0);
-        KernelSource { compile, cache, variant, rows_per_nonzero }
+        KernelSource { compile, cache, variant, rows_per_nonzero, reads_trees: false }
     }
 }
 
@@ -466,7 +466,7 @@ fn runs_in_what_is_left(device: &Arc<Device>, store: &Store, mut tensor: &Tensor
     let (resident, _) = device_plan.resident();
     assert_eq!((resident, device_plan.lanes.image_bytes), (store.manifest().chunks.len(), 0));
     let embedded = KernelSource { compile: Some(false), ..KernelSource::default() };
-    let op = DeviceMttkrp::new(device, store, &factors, &modes, &embedded).unwrap();
+    let op = DeviceMttkrp::new(device, store, &factors, &modes, &device_plan.kernels(&embedded)).unwrap();
     let left = chunks * chunk.lanes.image_bytes + chunk.lanes.staging_bytes + (4 << 10);
     let taken = device.memory(usize::try_from(device.free_bytes().unwrap() - left).unwrap()).unwrap();
     let mut backend = CudaBackend::new(device, store, &device_plan, op).unwrap();
@@ -539,7 +539,8 @@ fn error_of_damaged(device: &Arc<Device>, sound: &Store, damage: &dyn Fn(&Store)
     let damaged = damage(sound);
     let found = plans.map(|device_plan| {
         assert_eq!(device_plan.streams_copies(), tiled && device_plan.copies().count() == 3);
-        let op = DeviceMttkrp::new(device, &damaged, &factors, &modes, &KernelSource::default()).unwrap();
+        let kernels = device_plan.kernels(&KernelSource::default());
+        let op = DeviceMttkrp::new(device, &damaged, &factors, &modes, &kernels).unwrap();
         let mut backend = CudaBackend::new(device, &damaged, &device_plan, op).unwrap();
         let plan = plan(&damaged, 0, &Limits::default()).unwrap();
         let mut executor = Executor::new(&damaged, &plan, &mut backend).unwrap();

@@ -46,7 +46,8 @@ fn mttkrp(
     let device_plan = plan_device(device, store, operation, &limits)?;
     let limits = Limits { passes: 2, held: device_plan.held_chunks(), ..Limits::default() };
     let plan = plan(store, 0, &limits)?;
-    let op = DeviceMttkrp::new(device, store, factors, &modes, &KernelSource::default())?;
+    let op =
+        DeviceMttkrp::new(device, store, factors, &modes, &device_plan.kernels(&KernelSource::default()))?;
     let mut backend = CudaBackend::new(device, store, &device_plan, op)?;
     let mut executor = Executor::new(store, &plan, &mut backend)?;
     executor.pass(&mut backend, &|_| ())?;

@@ -3,14 +3,16 @@
 
 use super::abi::SORTED_TILES;
 use super::driver::{Device, Memory, Priority};
+use super::expand::blocks_there;
 use super::mode_sorted::{
     self, BuildInput, CopyPlan, FiberKernels, FiberLists, SortKernels, SortedCopy, Source,
 };
 use super::resident::{chunks_at, list};
 use super::{CudaBackend, DeviceOp, plan};
-use crate::backend::plan::{Place, Shortfall};
+use crate::backend::plan::{Place, Shortfall, Trees};
 use crate::encoding::values::ValueEncoding;
 use crate::error::{Error, Result};
+use crate::store::Store;
 use std::sync::Arc;
 
 /// A copy on the device, as a part launches it.
@@ -135,7 +137,7 @@ impl<O: DeviceOp> CudaBackend<O> {
         let (store, device, manifest) = (&self.store, &self.device, self.store.manifest());
         let planned = self.plan.build.as_ref().expect("copies are the plan's");
         let copy = CopyPlan::of_group(&device.facts, manifest, planned, group, 0)?;
-        let list = list(device, &chunks_at(at, &offsets, manifest, planned.groups[group].start, 1))?;
+        let list = list(device, &chunks_at(at, &offsets, planned.groups[group].start, tiles_of(store)))?;
         let chunks = (list.address(), u32::try_from(offsets.len()).unwrap_or(u32::MAX));
         let kernels = self.sort_kernels.as_ref().expect("just loaded");
         let (stream, room, finder) =
@@ -253,7 +255,7 @@ impl<O: DeviceOp> CudaBackend<O> {
         let planned = self.plan.build.as_ref().expect("copies are the plan's");
         let copy = CopyPlan::of_group(&device.facts, manifest, planned, number, self.plan.modes[p].mode - 1)?;
         self.check_room(&copy, held)?;
-        let list = list(device, &chunks_at(at, offsets, manifest, planned.groups[number].start, 1))?;
+        let list = list(device, &chunks_at(at, offsets, planned.groups[number].start, tiles_of(store)))?;
         let chunks = (list.address(), u32::try_from(offsets.len()).unwrap_or(u32::MAX));
         let kernels = self.sort_kernels.as_ref().expect("loaded just now, or before");
         let (stream, share) = (&self.parts[p].resident, self.plan.share());
@@ -262,4 +264,9 @@ impl<O: DeviceOp> CudaBackend<O> {
         self.log.pass.build_seconds += copy.seconds.all();
         Ok(copy)
     }
+}
+
+/// The tiles of each chunk that copies are built of: a thread block for each.
+fn tiles_of(store: &Store) -> impl Fn(usize) -> u32 {
+    |number| blocks_there(store, number, Trees::Converted, 1)
 }

@@ -53,6 +53,11 @@ pub trait DeviceOp {
         true
     }
 
+    /// Whether its kernels read trees as they lie. They do if the plan says so.
+    fn reads_trees(&self) -> bool {
+        false
+    }
+
     /// Whether chunks are launched one behind the other, also if results stay on the device.
     fn in_order(&self) -> bool {
         false

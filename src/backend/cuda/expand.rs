@@ -1,10 +1,11 @@
-//! What chunks are on the device. Trees, segments and coordinates become `tiled` images there (kernels/expand.cuh), behind the copy, so
-//! that every kernel reads them. Such an image is not packed: 4 bytes for each index and 8 for the value of a nonzero, in device memory only.
+//! What chunks are on the device. Segments and coordinates become `tiled` images there (kernels/expand.cuh), behind the copy, so
+//! that every kernel reads them. Trees do too, unless the plan says that kernels read them as they lie. Such an image is not packed: 4 bytes for each index and 8 for the value of a nonzero, in device memory only.
 
 use super::abi::{ExpandArgs, TILE_THREADS};
 use super::driver::{Device, Kernel, Stream};
 use super::fault::Fault;
 use super::kernels::embedded_ptx;
+use crate::backend::plan::Trees;
 use crate::encoding::TILE_NNZ;
 use crate::error::{Error, Result};
 use crate::format::Layout;
@@ -49,10 +50,15 @@ fn expands(store: &Store, number: usize) -> bool {
     is_expanded(&store.manifest().partitions[store.part_of(number)].format)
 }
 
+/// Whether all chunks of a store are trees.
+pub(super) fn are_trees(store: &Store) -> bool {
+    store.manifest().partitions.iter().all(|partition| partition.format.layout() == Layout::TREE)
+}
+
 /// Bytes that chunk `number` takes on the device when kernels read it.
-pub(super) fn bytes_there(store: &Store, number: usize) -> u64 {
+pub(super) fn bytes_there(store: &Store, number: usize, trees: Trees) -> u64 {
     let (manifest, entry) = (store.manifest(), &store.manifest().chunks[number]);
-    if expands(store, number) {
+    if trees != Trees::AsTheyLie && expands(store, number) {
         ExpandLayout::new(entry.nnz, manifest.shape.order() as u64).bytes
     } else {
         entry.image_bytes
@@ -63,18 +69,29 @@ pub(super) fn bytes_there(store: &Store, number: usize) -> u64 {
 const IMAGE_ALIGN: u64 = 256;
 
 /// Bytes that chunk `number` takes among the resident ones.
-pub(super) fn resident_bytes(store: &Store, number: usize) -> u64 {
-    bytes_there(store, number).next_multiple_of(IMAGE_ALIGN)
+pub(super) fn resident_bytes(store: &Store, number: usize, trees: Trees) -> u64 {
+    bytes_there(store, number, trees).next_multiple_of(IMAGE_ALIGN)
 }
 
-/// Thread blocks that a chunk gets.
+/// Thread blocks that chunk `number` gets.
+pub(super) fn blocks_there(store: &Store, number: usize, trees: Trees, tiles_per_block: u32) -> u32 {
+    let nnz = store.manifest().chunks[number].nnz;
+    let format = &store.manifest().partitions[store.part_of(number)].format;
+    // Slots of a tree also hold padding.
+    blocks_of(if trees == Trees::AsTheyLie { format.slots_max(nnz) } else { nnz }, tiles_per_block)
+}
+
+/// Thread blocks that this many nonzeros get.
 pub(super) fn blocks_of(nnz: u64, tiles_per_block: u32) -> u32 {
     let nnz_per_block = TILE_NNZ as u64 * u64::from(tiles_per_block);
     u32::try_from(nnz.div_ceil(nnz_per_block)).expect("a chunk has at most 2^28 nonzeros")
 }
 
 /// Bytes of a buffer in which chunks of a store wait for that; 0 where they need not.
-pub(super) fn staging_bytes(store: &Store) -> u64 {
+pub(super) fn staging_bytes(store: &Store, trees: Trees) -> u64 {
+    if trees == Trees::AsTheyLie {
+        return 0;
+    }
     let manifest = store.manifest();
     let expanded = manifest.chunks.iter().enumerate().filter(|(number, _)| expands(store, *number));
     expanded.map(|(_, chunk)| chunk.image_bytes).max().unwrap_or(0)
@@ -97,7 +114,8 @@ impl Expander {
     /// For the chunks of a store some of which are of other layouts.
     pub fn new(device: &Arc<Device>, store: &Store) -> Result<Self> {
         let manifest = store.manifest();
-        let long = (0..manifest.chunks.len()).find(|&n| bytes_there(store, n) > u64::from(u32::MAX));
+        let long = (0..manifest.chunks.len())
+            .find(|&n| bytes_there(store, n, Trees::Converted) > u64::from(u32::MAX));
         if let Some(number) = long {
             return Err(Error::request(format!(
                 "chunk {} is too long for a GPU once it is nonzeros: take `Device::Cpu`, or pack with smaller `chunk_bytes`",

@@ -7,7 +7,7 @@ use super::driver::{Device, Kernel, Module};
 use super::nvrtc::{Nvrtc, SourceFile};
 use crate::backend::device::{KernelReport, KernelSource, MttkrpVariant, Origin};
 use crate::dense::Precision;
-use crate::encoding::{IndexEncoding, TILE_NNZ};
+use crate::encoding::TILE_NNZ;
 use crate::error::{self, Error};
 use crate::shape::ORDER_MAX;
 use crate::sys::Sys;
@@ -26,8 +26,9 @@ macro_rules! source {
 }
 
 const SOURCE: SourceFile = source!("blco.cu");
-const HEADERS: [SourceFile; 14] = [
+const HEADERS: [SourceFile; 15] = [
     source!("abi.h"),
+    source!("branches.cuh"),
     source!("dense.cuh"),
     source!("expand.cuh"),
     source!("fibers.cuh"),
@@ -105,7 +106,8 @@ impl KernelSource {
             spec.takes(&variant).map_err(refused)?;
         }
         let spread = self.rows_per_nonzero.is_some_and(|rows| rows > HARDLY_MEET);
-        let variant = self.variant.unwrap_or_else(|| spec.compiled_variant(factor_bytes, spread));
+        let variant = self.variant.map(|variant| spec.fitting(variant));
+        let variant = variant.unwrap_or_else(|| spec.compiled_variant(factor_bytes, spread));
         let why = match self.compiled(device, sys, spec, &variant) {
             Ok(image) => {
                 let module = device.module(&image.bytes)?;
@@ -197,9 +199,7 @@ impl WideKernels {
         let names: Vec<&str> =
             [&mttkrp, &fix_up, &clear].into_iter().chain(&sorted).map(String::as_str).collect();
         let module = device.module(&embedded_ptx(&names))?;
-        // Shared memory holds two tiles of most orders.
-        let at_once =
-            if spec.wide_order(variant.tiles) == ORDER_MAX { variant.tiles.min(2) } else { variant.tiles };
+        let at_once = variant.tiles.min(spec.wide_tiles(variant.tiles));
         Ok(Self {
             mttkrp: module.kernel(&mttkrp)?,
             sorted: sorted.map(|name| module.kernel(&name)).transpose()?,
@@ -291,6 +291,23 @@ impl MttkrpVariant {
         Self { tiles: tiles(precision, order), lanes, columns, batch, split: false }
     }
 
+    /// The fastest variant, as measured, for trees as they lie. A thread block is for all modes and columns, as it climbs once.
+    #[must_use]
+    pub fn of_tree(precision: Precision, order: usize, rank: usize) -> Self {
+        let (lanes, columns, _) = share(precision, rank, false);
+        let fits = |&tiles: &u32| tree_bytes(precision, order, tiles) <= SHARED_BYTES;
+        let tiles = [4, 2].into_iter().find(fits).unwrap_or(1);
+        Self { tiles, lanes, columns, batch: 4, split: false }
+    }
+
+    /// The embedded variant for trees.
+    fn embedded_of_tree(precision: Precision, order: usize, rank: usize) -> Self {
+        let of_order = if matches!(order, 3 | 4) { order } else { ORDER_MAX };
+        let Self { tiles, lanes, columns, .. } = Self::of_tree(precision, of_order, rank);
+        let Self { batch, .. } = Self::embedded(precision, order, rank, false);
+        Self { tiles, lanes, columns, batch, split: false }
+    }
+
     /// The embedded variant of a Kronecker product.
     fn embedded_kronecker(precision: Precision, order: usize) -> Self {
         let tiles = if matches!(order, 3 | 4) { 4 } else { 2 };
@@ -354,11 +371,40 @@ fn group_bytes(precision: Precision, order: usize, tiles: u32) -> usize {
     tiles as usize * TILE_NNZ * (value + 4 * order)
 }
 
+/// Bytes of shared memory of a thread block with this many tiles of a tree (kernels/branches.cuh).
+fn tree_bytes(precision: Precision, order: usize, tiles: u32) -> usize {
+    /// What a thread block knows of levels.
+    const FRAME: usize = 512;
+    let marks_of_level = tiles as usize * TILE_NNZ / 8;
+    group_bytes(precision, order, tiles) + (order - 1) * marks_of_level + FRAME
+}
+
+/// What kernels read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KernelLayout {
+    /// Chunks of layout `raw`.
+    Raw,
+    /// Chunks of layout `tiled`, or what others are converted to.
+    Tiled,
+    /// Trees as they lie.
+    Tree,
+}
+
+impl KernelLayout {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Raw => "raw",
+            Self::Tiled => "tiled",
+            Self::Tree => "tree",
+        }
+    }
+}
+
 /// The parameters of an MTTKRP kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Specialisation {
-    /// How the indices are encoded.
-    pub layout: IndexEncoding,
+    /// What the kernel reads.
+    pub layout: KernelLayout,
     /// The precision of factors and products.
     pub precision: Precision,
     /// The tensor's order.
@@ -374,11 +420,14 @@ pub struct Specialisation {
 impl Specialisation {
     /// Whether nonzeros can be sorted, which requires `tiled`.
     fn has_sorted(&self) -> bool {
-        self.layout == IndexEncoding::Tiled
+        self.layout == KernelLayout::Tiled
     }
 
     /// The variant of a compiled kernel, for factors of `factor_bytes` in total. `spread`: rows rarely repeat.
     fn compiled_variant(&self, factor_bytes: u64, spread: bool) -> MttkrpVariant {
+        if self.layout == KernelLayout::Tree {
+            return MttkrpVariant::of_tree(self.precision, self.order, self.rank);
+        }
         self.kronecker.unwrap_or_else(|| {
             MttkrpVariant::compiled(self.precision, self.order, self.rank, factor_bytes, spread)
         })
@@ -386,23 +435,37 @@ impl Specialisation {
 
     /// The same of an embedded kernel.
     fn embedded_variant(&self, spread: bool) -> MttkrpVariant {
-        match self.kronecker {
-            Some(_) => MttkrpVariant::embedded_kronecker(self.precision, self.order),
-            None => MttkrpVariant::embedded(self.precision, self.order, self.rank, spread),
+        match (self.layout, self.kronecker) {
+            (KernelLayout::Tree, _) => MttkrpVariant::embedded_of_tree(self.precision, self.order, self.rank),
+            (_, Some(_)) => MttkrpVariant::embedded_kronecker(self.precision, self.order),
+            (_, None) => MttkrpVariant::embedded(self.precision, self.order, self.rank, spread),
         }
     }
 
     /// Whether a variant exists for this; the error says why not.
     fn takes(&self, variant: &MttkrpVariant) -> Result<(), String> {
-        match self.kronecker {
-            Some(_) => {
-                MttkrpVariant { columns: 1, ..*variant }.suits(self.precision, self.order)?;
-                // A thread for each column of a sweep.
-                let most = TILE_THREADS / variant.lanes;
-                let is_one = (1..=most).contains(&variant.columns);
-                is_one.then_some(()).ok_or(format!("columns is {}, not from 1 to {most}", variant.columns))
+        if self.kronecker.is_some() {
+            MttkrpVariant { columns: 1, ..*variant }.suits(self.precision, self.order)?;
+            // A thread for each column of a sweep.
+            let most = TILE_THREADS / variant.lanes;
+            let is_one = (1..=most).contains(&variant.columns);
+            return is_one
+                .then_some(())
+                .ok_or(format!("columns is {}, not from 1 to {most}", variant.columns));
+        }
+        variant.suits(self.precision, self.order)
+    }
+
+    /// The variant with fewer tiles if shared memory does not hold that many of a tree, which takes more than nonzeros.
+    fn fitting(&self, variant: MttkrpVariant) -> MttkrpVariant {
+        let fits = |&tiles: &u32| tree_bytes(self.precision, self.order, tiles) <= SHARED_BYTES;
+        match self.layout {
+            KernelLayout::Raw | KernelLayout::Tiled => variant,
+            KernelLayout::Tree => {
+                let tiles =
+                    [4, 2].into_iter().filter(|tiles| *tiles <= variant.tiles).find(fits).unwrap_or(1);
+                MttkrpVariant { tiles, ..variant }
             }
-            None => variant.suits(self.precision, self.order),
         }
     }
 
@@ -432,19 +495,20 @@ impl Specialisation {
         if tiles == 4 { self.embedded_order() } else { ORDER_MAX }
     }
 
+    /// The most tiles that it takes at once: shared memory holds two of most orders.
+    fn wide_tiles(&self, tiles: u32) -> u32 {
+        match (self.wide_order(tiles), self.layout) {
+            (3, _) | (4, KernelLayout::Raw | KernelLayout::Tiled) => 4,
+            _ => 2,
+        }
+    }
+
     fn wide_name(&self, tiles: u32) -> String {
-        format!("wide_{}_o{}_t{tiles}", self.layout_name(), self.wide_order(tiles))
+        format!("wide_{}_o{}_t{tiles}", self.layout.name(), self.wide_order(tiles))
     }
 
     fn wide_sorted_name(&self) -> Option<String> {
         self.has_sorted().then(|| format!("wide_sorted_o{}", self.embedded_order()))
-    }
-
-    fn layout_name(&self) -> &'static str {
-        match self.layout {
-            IndexEncoding::Raw => "raw",
-            IndexEncoding::Tiled => "tiled",
-        }
     }
 
     /// The order of embedded kernels that serve this one.
@@ -455,7 +519,7 @@ impl Specialisation {
     /// The name of an embedded kernel: exact for orders 3 and 4, of any rank.
     #[must_use]
     pub fn embedded_name(&self, variant: &MttkrpVariant) -> String {
-        let layout = self.layout_name();
+        let layout = self.layout.name();
         let (precision, order) = (self.precision.name(), self.embedded_order());
         if self.kronecker.is_some() {
             return format!("ttmc_{layout}_{precision}_o{order}");
@@ -466,10 +530,9 @@ impl Specialisation {
 
     /// NVRTC's options for a device of this compute capability.
     fn options(&self, variant: &MttkrpVariant, (major, minor): (u32, u32)) -> Vec<String> {
-        let layout = match self.layout {
-            IndexEncoding::Raw => "Raw",
-            IndexEncoding::Tiled => "Tiled",
-        };
+        // Trees have a kernel of their own.
+        let layout = if self.layout == KernelLayout::Raw { "Raw" } else { "Tiled" };
+        let trees = (self.layout == KernelLayout::Tree).then(|| "-DBLCO_TREES".to_owned());
         let real = match self.precision {
             Precision::F64 => "double",
             Precision::F32 => "float",
@@ -493,7 +556,7 @@ impl Specialisation {
             format!("-DBLCO_BATCH={}", variant.batch),
             format!("-DBLCO_DECIMALS={}", u32::from(self.decimals)),
         ];
-        options.extend(sorted);
+        options.extend(sorted.into_iter().chain(trees));
         options
     }
 }

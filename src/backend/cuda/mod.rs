@@ -18,9 +18,11 @@
 //! ([`mode_sorted::FiberKernels`]). If the plan turns out to be wrong, a new one is made
 //! ([`plan::again`]).
 //!
-//! **Trees, segments and coordinates** are copied into a second buffer of a lane, all on one stream ([`lanes`]), as soon as the chunk
+//! **Trees** are read as they lie if the plan says so ([`Trees`](crate::backend::plan::Trees)).
+//!
+//! **Segments, coordinates and other trees** are copied into a second buffer of a lane, all on one stream ([`lanes`]), as soon as the chunk
 //! before is converted. A kernel on the lane's stream, which waits for the copy and until the lane's buffer is free, converts them
-//! to `tiled` images ([`expand`]), unless the operation's kernels read trees.
+//! to `tiled` images ([`expand`]).
 //!
 //! **Covers.** A part works on the chunks of the cover that serves its mode ([`ModePlan::chunks`](crate::backend::plan::ModePlan)); what
 //! no part of a pass needs is not brought.
@@ -54,14 +56,14 @@ pub mod ttm;
 pub mod ttv;
 
 use super::Squares;
-use crate::backend::plan::{DevicePlan, Shortfall};
+use crate::backend::plan::{DevicePlan, Shortfall, Trees};
 use crate::error::Result;
 use crate::store::{ChunkEntry, Store};
 use crate::stream::{Backend, DevicePass, Free, Inspector, LoadedChunk, Owner, Span, Stage};
 use abi::Chunk;
 use copies::{Fibers, PartCopy};
 use driver::{Device, Event, Memory, Pinned, Priority, Stream, Upload};
-use expand::{Expander, blocks_of, resident_bytes};
+use expand::{Expander, blocks_there, resident_bytes};
 use host_copies::{Gathering, HostCopy, image_blocks, make_gathering};
 use lanes::{CopyLanes, LaunchTurns};
 use log::{PassLog, inspector, out_of_range};
@@ -139,6 +141,8 @@ impl<O: DeviceOp> CudaBackend<O> {
     /// adds a note.
     pub fn new(device: &Arc<Device>, store: &Store, plan: &DevicePlan, op: O) -> Result<Self> {
         let (mut plan, mut notes) = (plan.clone(), Vec::new());
+        let trees = plan.request.operation.trees;
+        assert_eq!(op.reads_trees(), trees == Trees::AsTheyLie, "kernels read what the plan says");
         let part = |_| {
             let (streamed, resident) = (device.stream(Priority::Highest)?, device.stream(Priority::Lowest)?);
             Ok(Part {
@@ -401,7 +405,9 @@ impl<O: DeviceOp> Backend for CudaBackend<O> {
         let stays = self.resident.as_ref().filter(|r| number < r.offsets.len());
         let (memory, offset) = match (stays, &mut self.gathering, &lane.memory) {
             (Some(resident), ..) => (&resident.memory, resident.offsets[number]),
-            (None, Some(gathering), _) => gathering.place(resident_bytes(&self.store, number)),
+            (None, Some(gathering), _) => {
+                gathering.place(resident_bytes(&self.store, number, self.plan.request.operation.trees))
+            }
             (None, None, Some(memory)) => (memory, 0),
             (None, None, None) => unreachable!("lanes have memory unless all chunks are resident"),
         };
@@ -438,7 +444,8 @@ impl<O: DeviceOp> Backend for CudaBackend<O> {
             }
             _ => copied,
         };
-        let blocks = blocks_of(header.nnz.into(), self.op.tiles_per_block(false));
+        let (trees, tiles) = (self.plan.request.operation.trees, self.op.tiles_per_block(false));
+        let blocks = blocks_there(&self.store, number, trees, tiles);
         let work = Launch { blocks, chunks: (0, 0), one, nonzeros: Nonzeros::InStoreOrder, results };
         let sharing = self.sharing.iter().copied().filter(|&p| self.plan.chunks_of(p).contains(&number));
         let sharing: Vec<usize> = sharing.collect();

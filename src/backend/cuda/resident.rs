@@ -2,11 +2,11 @@
 
 use super::abi::Chunk;
 use super::driver::{Device, Memory};
-use super::expand::{blocks_of, resident_bytes};
+use super::expand::{blocks_there, resident_bytes};
 use super::plan::again;
-use crate::backend::plan::{DevicePlan, Shortfall};
+use crate::backend::plan::{DevicePlan, Shortfall, Trees};
 use crate::error::{Error, Result};
-use crate::store::{Manifest, Store};
+use crate::store::Store;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -18,6 +18,8 @@ pub(super) struct Resident {
     pub(super) offsets: Vec<usize>,
     /// Of each cover that is read, those of its chunks that stay.
     pub(super) lists: Vec<ResidentList>,
+    /// What of trees stays.
+    trees: Trees,
     /// Whether a pass has brought them.
     pub(super) there: bool,
 }
@@ -78,9 +80,10 @@ impl Resident {
         let (mut offsets, mut at) = (Vec::with_capacity(count), 0);
         for number in 0..count {
             offsets.push(usize::try_from(at).unwrap_or(usize::MAX));
-            at += resident_bytes(store, number);
+            at += resident_bytes(store, number, plan.request.operation.trees);
         }
-        let mut made = Self { memory, offsets, lists: Vec::new(), there: false };
+        let mut made =
+            Self { memory, offsets, lists: Vec::new(), trees: plan.request.operation.trees, there: false };
         for chunks in plan.modes.iter().map(|mode| mode.chunks.clone()) {
             if !made.lists.iter().any(|list| list.chunks == chunks) {
                 let list = made.listed(device, store, chunks, tiles_per_block)?;
@@ -111,30 +114,29 @@ impl Resident {
         chunks: Range<usize>,
         tiles_per_block: u32,
     ) -> Result<ResidentList> {
-        let (manifest, there) = (store.manifest(), self.offsets.len());
+        let there = self.offsets.len();
         let stay = chunks.start.min(there)..chunks.end.min(there);
-        let own = &manifest.chunks[stay.clone()];
-        let blocks = own.iter().map(|chunk| blocks_of(chunk.nnz, tiles_per_block)).sum();
+        let blocks_of = |number| blocks_there(store, number, self.trees, tiles_per_block);
+        let blocks = stay.clone().map(blocks_of).sum();
         let (address, offsets) = (self.memory.address(), &self.offsets[stay.clone()]);
-        let own = chunks_at(address, offsets, manifest, stay.start, tiles_per_block);
+        let own = chunks_at(address, offsets, stay.start, blocks_of);
         let images = u32::try_from(own.len()).unwrap_or(u32::MAX);
         Ok(ResidentList { chunks, list: list(device, &own)?, images, blocks })
     }
 }
 
-/// Chunks from number `first` on, at `offsets` from `address`, for a launch with this many tiles per thread block.
+/// Chunks from number `first` on, at `offsets` from `address`, for a launch with these thread blocks for each.
 pub(super) fn chunks_at(
     address: u64,
     offsets: &[usize],
-    manifest: &Manifest,
     first: usize,
-    tiles_per_block: u32,
+    blocks_of: impl Fn(usize) -> u32,
 ) -> Vec<Chunk> {
     let (mut chunks, mut first_block) = (Vec::with_capacity(offsets.len()), 0);
-    let numbers = u32::try_from(first).unwrap_or(u32::MAX)..;
-    for ((number, &offset), entry) in numbers.zip(offsets).zip(&manifest.chunks[first..]) {
-        chunks.push(Chunk { image: address + offset as u64, first_block, number });
-        first_block += blocks_of(entry.nnz, tiles_per_block);
+    for (number, &offset) in (first..).zip(offsets) {
+        let narrow = u32::try_from(number).unwrap_or(u32::MAX);
+        chunks.push(Chunk { image: address + offset as u64, first_block, number: narrow });
+        first_block += blocks_of(number);
     }
     chunks
 }

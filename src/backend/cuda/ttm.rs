@@ -5,10 +5,9 @@ use super::abi::{
     SortArgs, TILE_THREADS, TtmArgs,
 };
 use super::driver::{Device, Kernel, Memory, Stream};
-use super::kernels::embedded_ptx;
+use super::kernels::{KernelLayout, embedded_ptx};
 use super::mode_sorted::{SORT_BLOCKS, SortSteps};
 use crate::dense::Precision;
-use crate::encoding::IndexEncoding;
 use crate::error::Result;
 use std::sync::Arc;
 
@@ -96,9 +95,9 @@ pub fn scan_rows(tiles: u32) -> u32 {
 
 impl TtmKernels {
     /// Loads them from what is embedded.
-    pub fn load(device: &Arc<Device>, precision: Precision, layout: IndexEncoding) -> Result<Self> {
+    pub fn load(device: &Arc<Device>, precision: Precision, layout: KernelLayout) -> Result<Self> {
         let real = precision.name();
-        let layout = if layout == IndexEncoding::Raw { "raw" } else { "tiled" };
+        let layout = layout.name();
         let own = [
             format!("ttm_append_{layout}_{real}"),
             format!("ttm_count_{layout}"),

@@ -25,13 +25,14 @@ use crate::backend::cuda::abi::{
 use crate::backend::cuda::devices::Partial;
 use crate::backend::cuda::driver::{Device, ForeignMemory, Kernel, Memory, Priority, Staging, Stream};
 use crate::backend::cuda::fault::Fault;
-use crate::backend::cuda::kernels::{FiberSumKernels, MttkrpKernels, Specialisation, WideKernels};
+use crate::backend::cuda::kernels::{
+    FiberSumKernels, KernelLayout, MttkrpKernels, Specialisation, WideKernels,
+};
 use crate::backend::cuda::mode_sorted::{Stretch, fiber_mode};
 use crate::backend::cuda::{DeviceOp, Launch, Nonzeros};
 use crate::backend::device::{KernelReport, KernelSource};
-use crate::backend::plan::Operation;
+use crate::backend::plan::{Operation, Trees};
 use crate::dense::{DeviceMatrix, FactorView, Matrix, Precision, Real};
-use crate::encoding::IndexEncoding;
 use crate::encoding::values::ValueEncoding;
 use crate::error::{Error, Result};
 use crate::format::Layout;
@@ -84,7 +85,10 @@ fn operation_of<T: Real>(shape: &Shape, modes: &[usize], columns: &Columns) -> O
         sorted_bytes,
         takes_fibers: true,
         alternating: false,
-        reads_trees: false,
+        trees: match columns {
+            Columns::KhatriRao(_) => Trees::Either,
+            Columns::Kronecker(_) => Trees::Converted,
+        },
         share: None,
         gathers: None,
     }
@@ -277,20 +281,20 @@ fn sorted_bytes(nnz: u64, rank: usize) -> u64 {
     (carries + left_of(carries) + 2 + 2 * u64::from(abi::FIX_UP)) * (4 + 8 * rank as u64)
 }
 
-/// The index encoding of `store` as kernels see it.
-pub(in crate::op) fn encoding(store: &Store) -> IndexEncoding {
+/// The layout of the chunks of `store` as kernels see it.
+pub(in crate::op) fn layout(store: &Store) -> KernelLayout {
     match store.manifest().format().layout() {
-        Layout::RAW => IndexEncoding::Raw,
+        Layout::RAW => KernelLayout::Raw,
         // All others are `tiled`, or are converted after the copy.
-        _ => IndexEncoding::Tiled,
+        _ => KernelLayout::Tiled,
     }
 }
 
-/// Whether chunks hold decimals where kernels read them.
-fn has_decimals(store: &Store) -> bool {
+/// Whether chunks hold decimals where kernels read them as they lie.
+fn has_decimals(store: &Store, reads_trees: bool) -> bool {
     let manifest = store.manifest();
     let decimal = |chunk: &ChunkEntry| chunk.value_encoding == Some(ValueEncoding::Decimal as u8);
-    let as_they_lie = [Layout::RAW, Layout::TILED].contains(&manifest.format().layout());
+    let as_they_lie = reads_trees || [Layout::RAW, Layout::TILED].contains(&manifest.format().layout());
     as_they_lie && manifest.chunks.iter().any(decimal)
 }
 
@@ -411,7 +415,8 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
         self.targets.clear();
         self.fibers = None;
         let is_partial = self.is_partial;
-        *self = Self::alternating(&Arc::clone(&self.device), store, rank, kernels)?;
+        let kernels = KernelSource { reads_trees: self.reads_trees(), ..kernels.clone() };
+        *self = Self::alternating(&Arc::clone(&self.device), store, rank, &kernels)?;
         self.is_partial = is_partial;
         Ok(())
     }
@@ -461,14 +466,14 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
         columns: Columns,
         kernels: &KernelSource,
     ) -> Result<Self> {
-        let (sys, shape, encoding) = (store.sys(), &store.manifest().shape, encoding(store));
+        let (sys, shape) = (store.sys(), &store.manifest().shape);
         let spec = Specialisation {
-            layout: encoding,
+            layout: if kernels.reads_trees { KernelLayout::Tree } else { layout(store) },
             precision: T::PRECISION,
             order: shape.order(),
             rank: columns.of_factor(0),
             kronecker: columns.variant(T::PRECISION),
-            decimals: has_decimals(store),
+            decimals: has_decimals(store, kernels.reads_trees),
         };
         let dims = shape.dims().iter().enumerate();
         let bytes: Vec<usize> =
@@ -790,6 +795,10 @@ impl<T: Real + Pod> DeviceOp for DeviceMttkrp<T> {
         self.targets.len()
     }
 
+    fn reads_trees(&self) -> bool {
+        self.spec.layout == KernelLayout::Tree
+    }
+
     fn sorted_bytes(&self, nnz: u64) -> u64 {
         sorted_bytes(nnz, self.targets.iter().map(|target| target.columns).max().unwrap_or(1))
     }
@@ -914,7 +923,9 @@ impl<T: Real + Pod> DeviceOp for DeviceMttkrp<T> {
         if let (Nonzeros::Sorted | Nonzeros::SortedPart, &[part]) = (work.nonzeros, parts) {
             return self.launch_sorted(&self.targets[part], stream, work, arguments).map(|()| 0);
         }
-        let grid = (work.blocks * arguments.target_count, self.kernels.variant.sweeps(columns));
+        // A thread block that reads a tree computes all modes.
+        let of_tiles = if self.reads_trees() { 1 } else { arguments.target_count };
+        let grid = (work.blocks * of_tiles, self.kernels.variant.sweeps(columns));
         let (kernel, threads) = match self.wide() {
             Some(wide) => (&wide.mttkrp, wide.threads),
             None => (&self.kernels.mttkrp, TILE_THREADS * self.tiles_per_block(false)),

@@ -16,10 +16,10 @@ use crate::backend::cuda::driver::{Device, Download, Event, Memory, Pinned, Prio
 use crate::backend::cuda::fault::Fault;
 use crate::backend::cuda::ttm::{SortMemory, TtmKernels, scan_rows};
 use crate::backend::cuda::{DeviceOp, Launch};
-use crate::backend::plan::{DevicePlan, Gathers, Operation};
+use crate::backend::plan::{DevicePlan, Gathers, Operation, Trees};
 use crate::dense::{MatrixRef, Real};
 use crate::error::{Error, Result};
-use crate::op::mttkrp::cuda::{chunk_arguments, encoding};
+use crate::op::mttkrp::cuda::{chunk_arguments, layout};
 use crate::store::{Manifest, Store};
 use crate::sys::Sys;
 use bytemuck::Pod;
@@ -116,7 +116,7 @@ pub fn operation<T: Real>(manifest: &Manifest, mode: usize, rank: usize, multipr
         sorted_bytes: |_, _| 0,
         takes_fibers: false,
         alternating: false,
-        reads_trees: false,
+        trees: Trees::Converted,
         share: None,
         gathers: Some(Gathers {
             nnz: manifest.nnz,
@@ -288,7 +288,7 @@ impl<T: Real + Pod> DeviceTtm<T> {
         let least = (manifest.partitions.len() > 1).then_some(mode);
         let keys = least.into_iter().chain((0..order).rev().filter(|&m| m != mode));
         Ok(Self {
-            kernels: TtmKernels::load(device, T::PRECISION, encoding(store))?,
+            kernels: TtmKernels::load(device, T::PRECISION, layout(store))?,
             sizes,
             append,
             arguments,

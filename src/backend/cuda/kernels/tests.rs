@@ -1,5 +1,5 @@
 use super::*;
-use IndexEncoding::{Raw, Tiled};
+use KernelLayout::{Raw, Tiled, Tree};
 use Precision::{F32, F64};
 use std::collections::BTreeSet;
 use std::fs;
@@ -20,7 +20,7 @@ fn pinned() -> Option<Nvrtc> {
 
 fn all(orders: &[usize], ranks: &[usize]) -> Vec<Specialisation> {
     let mut specs = Vec::new();
-    for layout in [Raw, Tiled] {
+    for layout in [Raw, Tiled, Tree] {
         for precision in [F64, F32] {
             for &order in orders {
                 specs.extend(ranks.iter().map(|&rank| Specialisation {
@@ -38,24 +38,20 @@ fn all(orders: &[usize], ranks: &[usize]) -> Vec<Specialisation> {
 }
 
 fn embedded(spec: &Specialisation) -> String {
-    spec.embedded_name(&MttkrpVariant::embedded(spec.precision, spec.order, spec.rank, false))
+    spec.embedded_name(&spec.embedded_variant(false))
 }
 
 fn fastest(spec: &Specialisation) -> MttkrpVariant {
-    MttkrpVariant::compiled(spec.precision, spec.order, spec.rank, 1 << 30, false)
+    spec.compiled_variant(1 << 30, false)
 }
 
 /// Every variant that is chosen fits the shared memory that all devices give, and is what its name says.
 #[test]
 fn variants_suit_what_they_are_chosen_for() {
     for spec in all(&[2, 3, 4, 5, 6, 7, 8], &[1, 8, 9, 16, 17, 64, 100]) {
-        let Specialisation { precision, order, rank, .. } = spec;
-        for variant in [
-            fastest(&spec),
-            MttkrpVariant::embedded(precision, order, rank, false),
-            MttkrpVariant::embedded(precision, order, rank, true),
-        ] {
-            assert_eq!(variant.suits(precision, order), Ok(()), "{spec:?}");
+        for variant in [fastest(&spec), spec.embedded_variant(false), spec.embedded_variant(true)] {
+            assert_eq!(spec.takes(&variant), Ok(()), "{spec:?}");
+            assert_eq!(spec.fitting(variant), variant, "{spec:?}");
             assert_eq!(variant.to_string().parse(), Ok(variant));
         }
     }
@@ -75,6 +71,11 @@ fn variants_suit_what_they_are_chosen_for() {
     assert_eq!(suits("t2l8c4b2", F32, 7), Ok(()));
     assert!(suits("t4l16c2b4", F64, 5).unwrap_err().contains("57344 bytes"));
     assert!(suits("t3l16c2b4", F64, 3).unwrap_err().contains("tiles is 3"));
+    let of_tree =
+        Specialisation { layout: Tree, precision: F64, order: 4, rank: 32, kronecker: None, decimals: true };
+    let fitting = |text: &str| of_tree.fitting(text.parse().unwrap()).to_string();
+    assert_eq!(fitting("t4l8c4b2"), "t2l8c4b2");
+    assert_eq!(fitting("t1l16c2b4"), "t1l16c2b4");
 }
 
 #[test]
@@ -104,6 +105,8 @@ fn names_say_what_a_kernel_is_made_for() {
         embedded(&Specialisation { layout, precision, order, rank, kronecker: None, decimals: true })
     };
     assert_eq!(name(Tiled, F64, 3, 32), "mttkrp_tiled_f64_o3_t4l16c2b2");
+    assert_eq!(name(Tree, F32, 3, 32), "mttkrp_tree_f32_o3_t4l16c2b4");
+    assert_eq!(name(Tree, F64, 4, 16), "mttkrp_tree_f64_o4_t2l16c1b4");
     assert_eq!(name(Raw, F32, 4, 16), "mttkrp_raw_f32_o4_t4l16c1b4");
     assert_eq!(name(Raw, F32, 2, 8), "mttkrp_raw_f32_o8_t2l8c1b4");
     assert_eq!(name(Tiled, F64, 8, 17), "mttkrp_tiled_f64_o8_t2l16c2b2");
@@ -123,7 +126,8 @@ fn wide_names() -> BTreeSet<String> {
     for spec in all(&[2, 3, 4, 5, 6, 7, 8], &[1]) {
         for tiles in [1, 2, 4] {
             let variant = MttkrpVariant { tiles, lanes: 8, columns: 1, batch: 4, split: false };
-            if variant.suits(F32, spec.order).is_ok() {
+            let spec = Specialisation { precision: F32, ..spec };
+            if spec.takes(&variant).is_ok() && spec.fitting(variant) == variant {
                 names.insert(spec.wide_name(tiles));
                 names.extend(spec.wide_sorted_name());
             }

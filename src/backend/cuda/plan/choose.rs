@@ -509,6 +509,7 @@ pub(super) fn check(which: DeviceOrder, manifest: &Manifest) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backend::plan::Trees;
 
     #[test]
     fn rows_of_larger_tables_move_slower() {
@@ -540,7 +541,7 @@ mod tests {
             sorted_bytes: |_, _| 0,
             takes_fibers: false,
             alternating,
-            reads_trees: false,
+            trees: Trees::Converted,
             share: None,
             gathers: None,
         };

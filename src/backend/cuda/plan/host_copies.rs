@@ -163,7 +163,8 @@ impl Planner<'_> {
         if nnz > GROUP_NNZ_MAX {
             return Ok(None);
         }
-        let gathered = group.clone().map(|number| resident_bytes(self.store, number)).sum();
+        let gathered =
+            group.clone().map(|number| resident_bytes(self.store, number, self.operation.trees)).sum();
         let mut build = build.clone();
         build.groups.push(group);
         build.gathered_bytes = build.gathered_bytes.max(gathered);

@@ -11,7 +11,7 @@ use super::mode_sorted::check_layouts;
 use crate::backend::device::{DeviceLimits, DeviceOrder, Facts};
 use crate::backend::plan::{
     BuildPlan, DevicePlan, DeviceRequest, FibersPlan, Gathers, ImageSet, Images, LANES_SHARE, LanesPlan,
-    LinkPlan, ModeSeconds, Operation, Place, RangesPlan, Residence, Room, Shortfall,
+    LinkPlan, ModeSeconds, Operation, Place, RangesPlan, Residence, Room, Shortfall, Trees,
 };
 use crate::error::{Error, Result};
 use crate::store::Store;
@@ -65,11 +65,49 @@ pub fn again(store: &Store, plan: &DevicePlan, shortfall: Shortfall) -> Result<D
         request.shortfalls.retain(|known| !matches!(known, Shortfall::Fibers(_)));
     }
     request.shortfalls.push(shortfall);
-    make(&plan.device, store, &request)
+    let made = make(&plan.device, store, &request)?;
+    Ok(if made.reads_trees { made.with_reasons_of(plan) } else { made })
 }
 
-/// Plans a request. The same request, device and store give the same plan.
+/// Plans a request. The same request, device and store give the same plan. If kernels can read trees as they lie, they do unless copies are
+/// built, which takes nonzeros, or converting them once pays.
 fn make(facts: &Facts, store: &Store, request: &DeviceRequest) -> Result<DevicePlan> {
+    if request.operation.trees != Trees::Either {
+        return make_with(facts, store, request);
+    }
+    let with = |trees| {
+        let mut request = request.clone();
+        request.operation.trees = trees;
+        make_with(facts, store, &request)
+    };
+    let converted = with(Trees::Converted);
+    let sorts =
+        |plan: &DevicePlan| plan.copies().next().is_some() || plan.counts_fibers || plan.loads_first();
+    // Nonzeros are what was asked for.
+    let must_sort = request.limits.deterministic
+        || request.operation.share.is_some()
+        || !matches!(request.limits.order, DeviceOrder::Auto | DeviceOrder::Store);
+    match converted {
+        Ok(plan) if sorts(&plan) || is_converted_once(store, &request.operation, &plan) => Ok(plan),
+        converted if must_sort || !expand::are_trees(store) => converted,
+        converted => {
+            let plan = with(Trees::AsTheyLie)?;
+            // It says why there are no copies.
+            Ok(if let Ok(converted) = converted { plan.with_reasons_of(&converted) } else { plan })
+        }
+    }
+}
+
+/// Whether trees that all stay on the device are better converted, once. A thread block that reads a tree finds the nodes above its leaves in
+/// every pass; if it then computes one mode only, that takes longer than what the tree saves (docs/performance.md).
+fn is_converted_once(store: &Store, operation: &Operation, plan: &DevicePlan) -> bool {
+    let chunks: Vec<_> = operation.modes.iter().map(|&mode| store.chunks_for(mode)).collect();
+    let shared = chunks.iter().enumerate().any(|(n, own)| chunks[..n].contains(own));
+    plan.resident().0 == store.manifest().chunks.len() && (operation.alternating || !shared)
+}
+
+/// The same if the request says what is read of trees.
+fn make_with(facts: &Facts, store: &Store, request: &DeviceRequest) -> Result<DevicePlan> {
     let mut draft = Draft::new(facts, store, request)?;
     request.shortfalls.iter().try_for_each(|shortfall| draft.apply(shortfall))?;
     draft.check_gathered()?;
@@ -114,7 +152,7 @@ impl<'a> Draft<'a> {
         let lanes = LanesPlan {
             count: room.lanes,
             image_bytes: longest(store, operation),
-            staging_bytes: if operation.reads_trees { 0 } else { expand::staging_bytes(store) },
+            staging_bytes: expand::staging_bytes(store, operation.trees),
             result_bytes: operation.result_bytes.unwrap_or(0),
         };
         let choices = operation.modes.iter().map(|&mode| Choice::none(store, mode, "")).collect();
@@ -163,6 +201,11 @@ impl<'a> Draft<'a> {
         self.store.manifest().chunks[first..].iter().map(|chunk| chunk.image_bytes).sum()
     }
 
+    /// Bytes that chunk `number` takes if it stays.
+    fn resident_bytes_of(&self, number: usize) -> u64 {
+        resident_bytes(self.store, number, self.request.operation.trees)
+    }
+
     fn bytes(&self) -> u64 {
         self.bytes_with(self.lanes.count)
     }
@@ -203,7 +246,7 @@ impl<'a> Draft<'a> {
     /// Keeps all chunks if they fit, otherwise as many of the first as the lanes leave room for.
     fn make_resident(&mut self) {
         let bound = self.request.room.bound;
-        let all: u64 = (0..self.chunks()).map(|number| resident_bytes(self.store, number)).sum();
+        let all: u64 = (0..self.chunks()).map(|number| self.resident_bytes_of(number)).sum();
         let staging = self.lanes.staging_bytes.saturating_mul(self.lanes.count as u64);
         if self.request.operation.bytes.saturating_add(all).saturating_add(staging) <= bound {
             (self.resident, self.resident_bytes) = (self.chunks(), all);
@@ -216,7 +259,7 @@ impl<'a> Draft<'a> {
     /// Keeps as many of the first chunks as fit beside everything else.
     fn hold_first(&mut self, bound: u64) {
         while self.resident < self.chunks() {
-            let bytes = resident_bytes(self.store, self.resident);
+            let bytes = self.resident_bytes_of(self.resident);
             if self.bytes() + bytes > bound {
                 break;
             }
@@ -290,6 +333,10 @@ impl<'a> Draft<'a> {
         let on_device = all_there && (more || self.loads_first());
         let on_host = more && !self.loads_first() && limits.host_memory > 0 && !all_there;
         let large = operation.bytes > CACHED_BYTES;
+        if operation.trees == Trees::AsTheyLie {
+            // Copies are built of nonzeros.
+            return Ok(());
+        }
         if check_layouts(store.manifest()).is_err() || !(on_device || on_host || large) {
             return Ok(());
         }
@@ -396,7 +443,7 @@ impl<'a> Draft<'a> {
                 self.resident = self.resident.min(*chunks);
                 // Fibers are those of all nonzeros.
                 self.counts_fibers = false;
-                self.resident_bytes = (0..self.resident).map(|n| resident_bytes(self.store, n)).sum();
+                self.resident_bytes = (0..self.resident).map(|n| self.resident_bytes_of(n)).sum();
                 let longest = longest(self.store, &self.request.operation);
                 self.lanes.image_bytes = self.lanes.image_bytes.max(longest);
                 if self.has(Place::Device) {
@@ -520,6 +567,7 @@ impl<'a> Draft<'a> {
             modes,
             copies_bytes: self.copies_bytes(),
             rows_per_nonzero: self.rows_per_nonzero,
+            reads_trees: request.operation.trees == Trees::AsTheyLie && expand::are_trees(self.store),
             deterministic: request.limits.deterministic,
             memory_bytes: self.bytes(),
             host_bytes: copied + self.lanes.result_bytes.saturating_mul(self.lanes.count as u64),
@@ -537,8 +585,6 @@ impl<'a> Draft<'a> {
 /// Bytes of the longest chunk on the device.
 fn longest(store: &Store, operation: &Operation) -> u64 {
     let chunks = &store.manifest().chunks;
-    let bytes = |number: usize| {
-        if operation.reads_trees { chunks[number].image_bytes } else { expand::bytes_there(store, number) }
-    };
+    let bytes = |number: usize| expand::bytes_there(store, number, operation.trees);
     (0..chunks.len()).map(bytes).max().unwrap_or(0)
 }
