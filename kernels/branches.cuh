@@ -249,6 +249,12 @@ __device__ __forceinline__ void descend(const Branches<T, ORDER, SHAPE, S>& b, c
                 }
             }
         };
+        // Also those that no level needs: NVRTC makes other code of undefined ones from run to run.
+#pragma unroll
+        for (int l = 0; l < INNER; ++l) {
+#pragma unroll
+            for (int c = 0; c < COLUMNS; ++c) product[l][c] = sum[l][c] = T(0);
+        }
         open(root, begin);
 #pragma unroll 1
         for (u32 i = begin; i < end; i += BATCH) {
