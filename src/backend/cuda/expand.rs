@@ -1,5 +1,6 @@
 //! What chunks are on the device. Segments and coordinates become `tiled` images there (kernels/expand.cuh), behind the copy, so
-//! that every kernel reads them. Trees do too, unless the plan says that kernels read them as they lie. Such an image is not packed: 4 bytes for each index and 8 for the value of a nonzero, in device memory only.
+//! that every kernel reads them. Trees do too, unless the plan says that kernels read them as they lie. Such an image is not packed: 4
+//! bytes for each index and 8 for the value of a nonzero, in device memory only.
 
 use super::abi::{ExpandArgs, TILE_THREADS};
 use super::driver::{Device, Kernel, Stream};
