@@ -12,9 +12,7 @@
 #include "tree.cuh"
 
 // Leaves of a fiber, on average in a group, from which modes above the leaves are computed along the tree.
-#ifndef BLCO_LONG
-#define BLCO_LONG 4
-#endif
+constexpr u32 LONG_FIBER = 4;
 
 // What a thread block holds of a tree. Levels are counted so that the last inner one is INNER - 1, whatever the order is.
 template <class T, int ORDER, class SHAPE, class S> struct alignas(16) Branches {
@@ -44,12 +42,9 @@ template <int ORDER> __device__ __forceinline__ int root_of(const MttkrpArgs& a)
 static __device__ __noinline__ u32 leaf_before(const Header& h, const Level& leaves, u32 slot)
 {
     while (slot-- > 0) {
-        const u32 i = slot % BLCO_TILE_NNZ, rest = leaves.nodes - (slot - i);
-        const u8* const record = leaves.record(slot);
-        const u32 behind = rest > BLCO_TILE_NNZ ? load<u32>(record + 32 + 12) : h.nnz;
-        const bool padded = behind - load<u32>(record + 12) != (rest < BLCO_TILE_NNZ ? rest : BLCO_TILE_NNZ);
-        const u32 span = level_span(record), number = unpack32(leaves.words(record), width_of(span + padded), i);
-        if (number <= span) return load<u32>(record + 4) + number;
+        const LeafTile tile(h, leaves, slot);
+        const u32 number = unpack32(tile.words, tile.width, slot - tile.first);
+        if (number <= tile.span) return tile.low + number;
     }
     return 0;
 }
@@ -62,24 +57,20 @@ template <class T> struct Leaves {
 
     __device__ __forceinline__ Leaves(const Frame& f, const Level& leaves, u32 at, bool& bad)
     {
-        const u32 last = leaves.nodes - 1, i = at % BLCO_TILE_NNZ, first = (at < last ? at : last) / BLCO_TILE_NNZ * BLCO_TILE_NNZ;
-        const u32 rest = leaves.nodes - first, slots = rest < BLCO_TILE_NNZ ? rest : BLCO_TILE_NNZ, lane = threadIdx.x % 32;
-        const u8* const record = leaves.record(first);
-        const u32 behind = rest > BLCO_TILE_NNZ ? load<u32>(record + 32 + 12) : f.h.nnz;
-        const bool padded = behind - load<u32>(record + 12) != slots;
-        const u32 low = load<u32>(record + 4), span = level_span(record), width = width_of(span + padded);
-        const u32* const words = leaves.words(record);
+        const u32 last = leaves.nodes - 1, i = at % BLCO_TILE_NNZ, lane = threadIdx.x % 32;
+        const LeafTile tile(f.h, leaves, at < last ? at : last);
         double stored[4];
-        unpack_four(index, words, width, i);
-        four_values(stored, f.h, words, 16 * width, record + 24, record + 16, first, i, at <= last ? slots : 0, bad);
+        unpack_four(index, tile.words, tile.width, i);
+        four_values(stored, f.h, tile.words, 16 * tile.width, tile.record + 24, tile.record + 16, tile.first, i,
+                    at <= last ? tile.slots : 0, bad);
         // The last leaf among the four.
         u32 own = 0, reals = 0;
 #pragma unroll
         for (u32 k = 0; k < 4; ++k) {
-            const bool there = at + k <= last, real = there && index[k] <= span;
-            bad |= there && index[k] > span + padded;
+            const bool there = at + k <= last, real = there && index[k] <= tile.span;
+            bad |= there && index[k] > tile.span + tile.padded;
             value[k] = real ? (T)stored[k] : T(0);
-            index[k] = real ? low + index[k] : own;
+            index[k] = real ? tile.low + index[k] : own;
             own = index[k];
             reals |= real ? 1u << k : 0;
         }
@@ -249,7 +240,7 @@ __device__ __forceinline__ void descend(const Branches<T, ORDER, SHAPE, S>& b, c
                 }
             }
         };
-        // Also those that no level needs: NVRTC makes other code of undefined ones from run to run.
+        // Also those that no level needs: if they were undefined, NVRTC would make different code of the same source.
 #pragma unroll
         for (int l = 0; l < INNER; ++l) {
 #pragma unroll
@@ -318,7 +309,7 @@ __device__ __forceinline__ void mttkrp_tree(const MttkrpArgs& a)
             const u32 leaves = branches.frame.levels[ORDER - 1].nodes, per = TIMES * SHAPE::NNZ;
             check_starts<SHAPE::THREADS / 32>(branches.frame, root_of<ORDER>(a), ORDER, number, (leaves + per - 1) / per, bad);
         }
-        const bool is_long = slots >= BLCO_LONG * fibers;
+        const bool is_long = slots >= LONG_FIBER * fibers;
         const u32 leaves = branches.frame.mode[ORDER - 1];
         int lowest = ORDER, highest = -1;
         for (u32 t = 0; is_long && t < a.target_count; ++t) {

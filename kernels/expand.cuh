@@ -195,33 +195,30 @@ __device__ __forceinline__ void walk(Place& place, const Level& level, u32 begin
 __device__ __forceinline__ void write_nonzeros(const ExpandArgs& a, const Frame& f, Place& place, u32 tile, bool& bad)
 {
     const Level leaves = f.levels[a.order - 1];
-    const u32 lane = threadIdx.x % 32, first = tile * BLCO_TILE_NNZ, rest = leaves.nodes - first;
-    const u32 slots = rest < BLCO_TILE_NNZ ? rest : BLCO_TILE_NNZ;
-    const u8* const record = leaves.record(first);
-    const u32 before = load<u32>(record + 12), behind = rest > BLCO_TILE_NNZ ? load<u32>(record + 32 + 12) : f.h.nnz;
-    const bool padded = behind - before != slots;
-    const u32 low = load<u32>(record + 4), span = level_span(record), width = width_of(span + padded);
-    const u32* const words = leaves.words(record);
-    const Targets targets = {before, slots == BLCO_TILE_NNZ && before % BLCO_TILE_NNZ == 0 && !padded, place.to};
-    if (!targets.whole) find_targets(a, place, before, behind - before, words, width, slots, padded ? span + 1 : ~0u, bad);
+    const u32 lane = threadIdx.x % 32;
+    const LeafTile t(f.h, leaves, tile * BLCO_TILE_NNZ);
+    const Targets targets = {t.before, t.slots == BLCO_TILE_NNZ && t.before % BLCO_TILE_NNZ == 0 && !t.padded, place.to};
+    if (!targets.whole) {
+        find_targets(a, place, t.before, t.behind - t.before, t.words, t.width, t.slots, t.padded ? t.span + 1 : ~0u, bad);
+    }
 #pragma unroll
     for (u32 round = 0; round < ROUNDS; ++round) {
         const u32 i = round * ROUND + 4 * lane;
         u32 index[4];
         double value[4];
-        unpack_four(index, words, width, i);
-        four_values(value, f.h, words, 16 * width, record + 24, record + 16, first, i, slots, bad);
+        unpack_four(index, t.words, t.width, i);
+        four_values(value, f.h, t.words, 16 * t.width, t.record + 24, t.record + 16, t.first, i, t.slots, bad);
 #pragma unroll
         for (u32 k = 0; k < 4; ++k) {
-            bad |= i + k < slots && index[k] > span + padded;
-            index[k] = low + (index[k] > span ? span : index[k]);
+            bad |= i + k < t.slots && index[k] > t.span + t.padded;
+            index[k] = t.low + (index[k] > t.span ? t.span : index[k]);
         }
         targets.write_indices(a, f.mode[a.order - 1], i, index);
         targets.write_values(a, i, value);
         put(place.child + i, {(u16)i, (u16)(i + 1), (u16)(i + 2), (u16)(i + 3)});
     }
     // Of the next level: the node from which the slots' ancestors are counted, the next tile's, and the number of nodes.
-    u32 first_child = first, next = first + slots, below = leaves.nodes;
+    u32 first_child = t.first, next = t.first + t.slots, below = leaves.nodes;
     for (u32 l = a.order - 1; l-- > 0;) {
         const Level level = f.levels[l];
         place.marks.clear();

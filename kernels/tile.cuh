@@ -245,14 +245,14 @@ __device__ __forceinline__ u32 reorder(Group<T, ORDER, SHAPE, S>& group, const M
     const u32 padded = (nnz + S::BATCH - 1) / S::BATCH * S::BATCH, first = PER * threadIdx.x, own = group.place(first);
     u32 index[ORDER][PER], row[PER] = {}, at[PER];
     T value[PER];
+    const auto mode_of = [&](int column) { return column == 0 ? front : column == (int)front ? 0 : (u32)column; };
     take(group.value + own, value);
 #pragma unroll
     for (int c = 0; c < ORDER; ++c) {
         if (ORDER == BLCO_ORDER_MAX && c >= (int)a.order) break;
         take(group.index[c] + own, index[c]);
-        const u32 of = c == 0 ? front : c == (int)front ? 0 : c;
 #pragma unroll
-        for (int k = 0; k < PER; ++k) row[k] |= index[c][k] & (of == mode ? ~0u : 0);
+        for (int k = 0; k < PER; ++k) row[k] |= index[c][k] & (mode_of(c) == mode ? ~0u : 0);
     }
     __syncthreads();
     clear_counts(group);
@@ -266,7 +266,7 @@ __device__ __forceinline__ u32 reorder(Group<T, ORDER, SHAPE, S>& group, const M
 #pragma unroll
         for (int c = 0; c < ORDER; ++c) {
             if (ORDER == BLCO_ORDER_MAX && c >= (int)a.order) break;
-            const u32 of = c == 0 ? front : c == (int)front ? 0 : c;
+            const u32 of = mode_of(c);
             group.index[of == mode ? 0 : of == 0 ? mode : of][place] = index[c][k];
         }
     }

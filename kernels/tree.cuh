@@ -69,6 +69,31 @@ __device__ __forceinline__ u32 parent_of(const Level& l, u32 child, u32 children
     return low;
 }
 
+// The tile of leaves that a slot is in.
+struct LeafTile {
+    const u8* record;
+    const u32* words;
+    // Its first slot and how many it has; of the nonzeros, those before it and up to its end.
+    u32 first, slots, before, behind;
+    // Whether some slots have no leaf: the number there is one more than the span.
+    bool padded;
+    // The column of indices.
+    u32 low, span, width;
+
+    __device__ __forceinline__ LeafTile(const Header& h, const Level& leaves, u32 slot)
+        : record(leaves.record(slot)), words(leaves.words(record)), first(slot / BLCO_TILE_NNZ * BLCO_TILE_NNZ)
+    {
+        const u32 rest = leaves.nodes - first;
+        slots = rest < BLCO_TILE_NNZ ? rest : BLCO_TILE_NNZ;
+        before = load<u32>(record + 12);
+        behind = rest > BLCO_TILE_NNZ ? load<u32>(record + 32 + 12) : h.nnz;
+        padded = behind - before != slots;
+        low = load<u32>(record + 4);
+        span = level_span(record);
+        width = width_of(span + padded);
+    }
+};
+
 // A leaf: its index, and its value in T. `padding` if the slot has no leaf.
 template <class T> struct Leaf {
     u32 index;
@@ -79,18 +104,13 @@ template <class T> struct Leaf {
 // The leaf in a slot.
 template <class T> __device__ __forceinline__ Leaf<T> leaf_of(const Tree& tree, const Level& leaves, u32 slot, bool& bad)
 {
-    const u32 i = slot % BLCO_TILE_NNZ, first = slot - i, rest = leaves.nodes - first;
-    const u8* record = leaves.record(slot);
-    const u32 before = load<u32>(record + 12), behind = rest > BLCO_TILE_NNZ ? load<u32>(record + 32 + 12) : tree.h.nnz;
-    const bool padded = behind - before != (rest < BLCO_TILE_NNZ ? rest : BLCO_TILE_NNZ);
-    const u32 span = level_span(record), width = width_of(span + padded);
-    const u32* words = leaves.words(record);
-    const u32 number = unpack32(words, width, i);
-    Leaf<T> leaf = {0, T(0), padded && number == span + 1};
+    const LeafTile tile(tree.h, leaves, slot);
+    const u32 i = slot - tile.first, number = unpack32(tile.words, tile.width, i);
+    Leaf<T> leaf = {0, T(0), tile.padded && number == tile.span + 1};
     if (leaf.padding) return leaf;
-    leaf.index = load<u32>(record + 4) + inside(number, span, bad);
+    leaf.index = tile.low + inside(number, tile.span, bad);
     T value[1];
-    tile_values(value, tree.h, words, 16 * width, record + 24, record + 16, first, [&](int) { return i; }, bad);
+    tile_values(value, tree.h, tile.words, 16 * tile.width, tile.record + 24, tile.record + 16, tile.first, [&](int) { return i; }, bad);
     leaf.value = value[0];
     return leaf;
 }

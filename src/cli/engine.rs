@@ -61,8 +61,8 @@ pub struct EngineArgs {
     /// installed
     #[arg(long, default_value = "auto", value_parser = one_of([("auto", None), ("compiled", Some(true)), ("embedded", Some(false))]))]
     kernels: Compiled,
-    /// GPU kernel, for measurements. MTTKRP and SpTTMc: tiles, lanes, columns and batch, as in t4l16c2b4, or t4l16c1b4s for split columns. TTV:
-    /// balanced or two-level
+    /// GPU kernel, for measurements. MTTKRP and SpTTMc: tiles, lanes, columns and batch, as in t4l16c2b4, or t4l16c1b4s for split columns;
+    /// trees take fewer tiles where shared memory holds no more. TTV: balanced or two-level
     #[arg(long, value_name = "VARIANT")]
     kernel: Option<KernelVariant>,
     /// Read the store without the page cache [default: if the cache cannot hold it]

@@ -56,6 +56,10 @@ fn is_sorted(store: &Store) -> bool {
     store.manifest().format().layout() != Layout::RAW
 }
 
+fn is_of_trees(store: &Store) -> bool {
+    store.manifest().partitions.iter().all(|partition| partition.format.layout() == Layout::TREE)
+}
+
 /// Whether copies in host memory are built: if one cover serves all modes.
 fn kept(store: &Store, residency: Residency) -> bool {
     let manifest = store.manifest();
@@ -131,6 +135,17 @@ fn run<T: Real + bytemuck::Pod>(
         assert!(device_plan.build.as_ref().unwrap().groups.len() > 1);
     }
     let targets = device_plan.copies().count();
+    match residency {
+        Residency::Streamed | Residency::Half => assert_eq!(device_plan.reads_trees, is_of_trees(store)),
+        // Copies are built of nonzeros.
+        _ if targets > 0 => assert!(!device_plan.reads_trees),
+        // Trees that stay are converted once if each serves one mode.
+        Residency::All => {
+            let serve_all = store.chunks_for(0) == store.chunks_for(1);
+            assert_eq!(device_plan.reads_trees, is_of_trees(store) && serve_all);
+        }
+        _ => {}
+    }
     let limits = Limits { passes, held: device_plan.held_chunks(), ..Limits::default() };
     let plan = plan(store, 0, &limits).unwrap();
     let op = DeviceMttkrp::new(device, store, factors, &modes, &device_plan.kernels(kernels)).unwrap();

@@ -1,5 +1,5 @@
-//! MTTKRP on a GPU: a part per mode, and one kernel for all parts that read the same chunk (kernels/mttkrp.cuh). Also
-//! SpTTMc, whose products have other columns ([`Columns`]). Its parts have a launch each, since their results differ in
+//! MTTKRP on a GPU: a part per mode, and one kernel for all parts that read the same chunk (kernels/mttkrp.cuh; of trees as they lie
+//! kernels/branches.cuh). Also SpTTMc, whose products have other columns ([`Columns`]). Its parts have a launch each, since their results differ in
 //! width.
 //!
 //! Products are in the precision of the factors or, if a pass requests it, in f64 ([`DeviceMttkrp::aim`]). At most
