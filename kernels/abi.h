@@ -113,12 +113,16 @@ struct MttkrpArgs {
     u32 widths[BLCO_ORDER_MAX];
     // The same: how many columns of the product follow one another that have the same one of these.
     u32 strides[BLCO_ORDER_MAX];
+    // Of segments, bit m: mode m is a product mode.
+    u32 product;
+    // Not used.
+    u32 unused;
     // Of sorted nonzeros: address of `u32[2]` of each thread block, the rows of its first and last nonzero.
     u64 carry_rows;
     // Address of the sums of those rows, `f64[2][rank]` of each thread block.
     u64 carry_sums;
 };
-BLCO_SIZE(MttkrpArgs, 456)
+BLCO_SIZE(MttkrpArgs, 464)
 BLCO_OFFSET(MttkrpArgs, factors, 0)
 BLCO_OFFSET(MttkrpArgs, targets, 64)
 BLCO_OFFSET(MttkrpArgs, fault, 192)
@@ -135,8 +139,10 @@ BLCO_OFFSET(MttkrpArgs, key_modes, 308)
 BLCO_OFFSET(MttkrpArgs, add, 372)
 BLCO_OFFSET(MttkrpArgs, widths, 376)
 BLCO_OFFSET(MttkrpArgs, strides, 408)
-BLCO_OFFSET(MttkrpArgs, carry_rows, 440)
-BLCO_OFFSET(MttkrpArgs, carry_sums, 448)
+BLCO_OFFSET(MttkrpArgs, product, 440)
+BLCO_OFFSET(MttkrpArgs, unused, 444)
+BLCO_OFFSET(MttkrpArgs, carry_rows, 448)
+BLCO_OFFSET(MttkrpArgs, carry_sums, 456)
 
 // The arguments of a launch that adds up carry-outs.
 struct FixUpArgs {
@@ -431,11 +437,11 @@ struct AppendArgs {
     // Where its first nonzero goes.
     u64 first;
 };
-BLCO_SIZE(AppendArgs, 536)
+BLCO_SIZE(AppendArgs, 544)
 BLCO_OFFSET(AppendArgs, chunk, 0)
-BLCO_OFFSET(AppendArgs, columns, 456)
-BLCO_OFFSET(AppendArgs, values, 520)
-BLCO_OFFSET(AppendArgs, first, 528)
+BLCO_OFFSET(AppendArgs, columns, 464)
+BLCO_OFFSET(AppendArgs, values, 528)
+BLCO_OFFSET(AppendArgs, first, 536)
 
 // The arguments of launches that count a chunk's nonzeros by the key of their fiber, or append those of a range of keys. A key is
 // the leading bits, at most 64, of the fiber's indices one behind the other.
@@ -465,19 +471,19 @@ struct RangeArgs {
     // Not used.
     u32 unused;
 };
-BLCO_SIZE(RangeArgs, 656)
+BLCO_SIZE(RangeArgs, 664)
 BLCO_OFFSET(RangeArgs, append, 0)
-BLCO_OFFSET(RangeArgs, bins, 536)
-BLCO_OFFSET(RangeArgs, places, 544)
-BLCO_OFFSET(RangeArgs, taken, 552)
-BLCO_OFFSET(RangeArgs, low, 560)
-BLCO_OFFSET(RangeArgs, high, 568)
-BLCO_OFFSET(RangeArgs, bits, 576)
-BLCO_OFFSET(RangeArgs, dropped, 608)
-BLCO_OFFSET(RangeArgs, shift, 640)
-BLCO_OFFSET(RangeArgs, room, 644)
-BLCO_OFFSET(RangeArgs, tiles, 648)
-BLCO_OFFSET(RangeArgs, unused, 652)
+BLCO_OFFSET(RangeArgs, bins, 544)
+BLCO_OFFSET(RangeArgs, places, 552)
+BLCO_OFFSET(RangeArgs, taken, 560)
+BLCO_OFFSET(RangeArgs, low, 568)
+BLCO_OFFSET(RangeArgs, high, 576)
+BLCO_OFFSET(RangeArgs, bits, 584)
+BLCO_OFFSET(RangeArgs, dropped, 616)
+BLCO_OFFSET(RangeArgs, shift, 648)
+BLCO_OFFSET(RangeArgs, room, 652)
+BLCO_OFFSET(RangeArgs, tiles, 656)
+BLCO_OFFSET(RangeArgs, unused, 660)
 
 // The arguments of a launch that brings the indices of a mode into an order.
 struct FiberKeysArgs {

@@ -2,6 +2,7 @@
 // With BLCO_RANK and the options beside it below: `mttkrp`, `finish_real`, `fix_up_real`, `clear_real`, and with BLCO_SORTED
 // `mttkrp_sorted`, for that rank (0: any) and these options. BLCO_SWEEP is Sweep, or KroneckerSweep for SpTTMc.
 #include "branches.cuh"
+#include "segments.cuh"
 #include "sorted.cuh"
 
 // Thread blocks that share a multiprocessor hold 1024 threads of 64 registers.
@@ -110,4 +111,5 @@ BLCO_TTV_KERNELS(BLCO_TTV)
 BLCO_TTM_KERNELS(BLCO_TTM)
 BLCO_TTM_SORT
 BLCO_EXPAND_KERNELS(BLCO_EXPAND)
+BLCO_COUNT
 #endif

@@ -38,13 +38,19 @@ template <class T, int ORDER, class SHAPE, class S> struct alignas(16) Branches 
 // The level of slices.
 template <int ORDER> __device__ __forceinline__ int root_of(const MttkrpArgs& a) { return ORDER < BLCO_ORDER_MAX ? 0 : ORDER - (int)a.order; }
 
-// The index of the last leaf before `slot`, 0 if there is none. (Slots without a leaf are few, and no fiber begins with one.)
+// The index of the last leaf before `slot`, 0 if there is none. A whole warp calls it.
 static __device__ __noinline__ u32 leaf_before(const Header& h, const Level& leaves, u32 slot)
 {
-    while (slot-- > 0) {
-        const LeafTile tile(h, leaves, slot);
-        const u32 number = unpack32(tile.words, tile.width, slot - tile.first);
-        if (number <= tile.span) return tile.low + number;
+    const u32 lane = threadIdx.x % 32;
+    while (slot > 0) {
+        const LeafTile tile(h, leaves, slot - 1);
+        // The padding of a fiber can be longer than a tile.
+        for (u32 left = tile.behind == tile.before ? 0 : slot - tile.first; left > 0; left -= left < 32 ? left : 32) {
+            const u32 number = lane < left ? unpack32(tile.words, tile.width, left - 1 - lane) : ~0u;
+            const u32 found = __ballot_sync(~0u, number <= tile.span && lane < left);
+            if (found != 0) return tile.low + __shfl_sync(~0u, number, __ffs((int)found) - 1);
+        }
+        slot = tile.first;
     }
     return 0;
 }
@@ -76,10 +82,14 @@ template <class T> struct Leaves {
         }
         // Whatever the columns hold, whole warps come here together.
         const u32 with = __ballot_sync(~0u, reals != 0);
-        if (__ballot_sync(~0u, (reals & 1) == 0) == 0) return;
+        const u32 without = __ballot_sync(~0u, (reals & 1) == 0);
+        if (without == 0) return;
         const u32 before = with & ((1u << lane) - 1), from = before != 0 ? 31 - __clz((int)before) : 0;
         u32 taken = __shfl_sync(~0u, own, from);
-        if ((reals & 1) == 0 && before == 0) taken = leaf_before(f.h, leaves, at - 4 * lane <= last ? at - 4 * lane : 0);
+        if ((without & 1) != 0) {
+            const u32 other = leaf_before(f.h, leaves, at - 4 * lane <= last ? at - 4 * lane : 0);
+            if (before == 0) taken = other;
+        }
 #pragma unroll
         for (u32 k = 0; k < 4; ++k) {
             if ((reals & ((2u << k) - 1)) == 0) index[k] = taken;

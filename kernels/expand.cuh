@@ -3,6 +3,7 @@
 // number of nonzeros. Nonzeros keep their order. Even if columns are damaged, every nonzero of the image is written, with indices within
 // the dims.
 #pragma once
+#include "segments.cuh"
 #include "tree.cuh"
 
 namespace expand {
@@ -66,29 +67,6 @@ struct Bits {
     __device__ __forceinline__ void set(u32 i) { atomicOr(&words[i / 32], 1u << i % 32); }
     // The lane's word.
     __device__ __forceinline__ u32 own() const { return threadIdx.x % 32 < WORDS ? words[threadIdx.x % 32] : 0; }
-};
-
-// How many bits are set up to each. Whole warps make it, each lane from its word, and ask it.
-struct Ranks {
-    // The lane's word, and the bits in the words before it and up to it.
-    u32 word, before, upto;
-
-    __device__ __forceinline__ explicit Ranks(u32 word_) : word(word_)
-    {
-        upto = __popc(word);
-#pragma unroll
-        for (u32 distance = 1; distance < 32; distance *= 2) {
-            const u32 other = __shfl_up_sync(~0u, upto, distance);
-            if (threadIdx.x % 32 >= distance) upto += other;
-        }
-        before = upto - __popc(word);
-    }
-    // Of the bits up to bit i, i among them.
-    __device__ __forceinline__ u32 upto_bit(u32 i) const
-    {
-        return __shfl_sync(~0u, before, i / 32) + __popc(__shfl_sync(~0u, word, i / 32) << (31 - i % 32));
-    }
-    __device__ __forceinline__ u32 all() const { return __shfl_sync(~0u, upto, 31); }
 };
 
 // Writes header and records. All thread blocks take part.
@@ -298,30 +276,9 @@ struct Columns {
     }
 };
 
-// The parts of the layout `segments` (formats-spec/formats.md) that all tiles share.
-struct Segments {
-    Header h;
-    u32 count, tile_record, group_record;
-    const u8 *tiles, *groups;
-    const u32* flags;
-
-    __device__ __forceinline__ explicit Segments(const ExpandArgs& a) : h(header((const u8*)a.from, SECTION_SEGMENTS, SECTION_COLUMNS))
-    {
-        const u32 products = __popc(a.product);
-        count = load<u32>(h.first.at);
-        tile_record = 16 + 8 * products;
-        group_record = 8 + 8 * (a.order - products);
-        tiles = h.first.at + 8;
-        groups = tiles + (u64)tile_record * ((h.nnz + BLCO_TILE_NNZ - 1) / BLCO_TILE_NNZ);
-        flags = (const u32*)(groups + (u64)group_record * ((count + BLCO_TILE_NNZ - 1) / BLCO_TILE_NNZ));
-    }
-
-    __device__ __forceinline__ u32 flag_words() const { return (h.nnz + 31) / 32; }
-};
-
 // The number of segments that begin in words `begin` to `end`, both even, of the flags. All `of` threads of a warp or thread block count,
 // and each warp gets its part.
-__device__ __forceinline__ u32 begin_in(const Segments& s, u32 begin, u32 end, u32 of)
+__device__ __forceinline__ u32 begin_in(const SegmentParts& s, u32 begin, u32 end, u32 of)
 {
     constexpr u32 LOADS = 8;
     u32 sum = 0;
@@ -359,7 +316,7 @@ __device__ inline void segments(const ExpandArgs& a)
     // Of each warp: the indices of its tile's segments, from a multiple of four on, and the segments that it has counted.
     alignas(16) __shared__ u32 indices[WARPS][BLCO_TILE_NNZ + 8];
     __shared__ u32 of_warps[WARPS];
-    const Segments s(a);
+    const SegmentParts s(a.from, a.product, a.order);
     const u32 tiles = (s.h.nnz + BLCO_TILE_NNZ - 1) / BLCO_TILE_NNZ, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const u32 first_tile = (u64)tiles * blockIdx.x / gridDim.x, of_block = (u32)((u64)tiles * (blockIdx.x + 1) / gridDim.x) - first_tile;
     const u32 begin = first_tile + of_block * warp / WARPS, end = first_tile + of_block * (warp + 1) / WARPS;
@@ -434,6 +391,53 @@ __device__ inline void segments(const ExpandArgs& a)
     if (bad) atomicMin((u32*)a.fault, a.number);
 }
 
+// Counts the segments that begin before each tile, for kernels that read them as they lie. One thread block.
+__device__ inline void count(const ExpandArgs& a)
+{
+    // A round takes a tile for each thread; neighbours load what follows in the flags.
+    constexpr u32 WORDS = BLCO_TILE_NNZ / 32, OF_TILE = WORDS / 2, ALL_WARPS = BLCO_SORT_THREADS / 32;
+    __shared__ u32 of_tiles[BLCO_SORT_THREADS], of_warps[ALL_WARPS];
+    const SegmentParts s(a.from, a.product, a.order);
+    u32* const counts = s.before();
+    const u32 tiles = (s.h.nnz + BLCO_TILE_NNZ - 1) / BLCO_TILE_NNZ, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    u32 before = 0;
+    for (u32 first = 0; first < tiles; first += BLCO_SORT_THREADS) {
+        u32 words[OF_TILE][2] = {};
+#pragma unroll
+        for (u32 k = 0; k < OF_TILE; ++k) {
+            const u32 at = first * WORDS + 2 * (k * BLCO_SORT_THREADS + threadIdx.x);
+            if (at + 1 < s.flag_words()) take_read_only(s.flags + at, words[k]);
+            else if (at < s.flag_words()) words[k][0] = __ldg(s.flags + at);
+        }
+#pragma unroll
+        for (u32 k = 0; k < OF_TILE; ++k) {
+            u32 sum = __popc(words[k][0]) + __popc(words[k][1]);
+#pragma unroll
+            for (u32 distance = OF_TILE / 2; distance > 0; distance /= 2) sum += __shfl_xor_sync(~0u, sum, distance);
+            if (threadIdx.x % OF_TILE == 0) of_tiles[(k * BLCO_SORT_THREADS + threadIdx.x) / OF_TILE] = sum;
+        }
+        __syncthreads();
+        const u32 own = of_tiles[threadIdx.x];
+        u32 upto = own;
+#pragma unroll
+        for (u32 distance = 1; distance < 32; distance *= 2) {
+            const u32 other = __shfl_up_sync(~0u, upto, distance);
+            if (lane >= distance) upto += other;
+        }
+        if (lane == 31) of_warps[warp] = upto;
+        __syncthreads();
+        u32 start = before + upto - own;
+#pragma unroll
+        for (u32 w = 0; w < ALL_WARPS; ++w) {
+            start += w < warp ? of_warps[w] : 0;
+            before += of_warps[w];
+        }
+        if (first + threadIdx.x < tiles) counts[first + threadIdx.x] = start;
+    }
+    // The host has seen that there are as many as the section says.
+    if (threadIdx.x == 0 && before != s.count) atomicMin((u32*)a.fault, a.number);
+}
+
 // A grid of any size.
 __device__ inline void coordinates(const ExpandArgs& a)
 {
@@ -458,4 +462,10 @@ __device__ inline void coordinates(const ExpandArgs& a)
     extern "C" __global__ void __launch_bounds__(BLCO_TILE_THREADS, 6) expand_##layout(const ExpandArgs args)          \
     {                                                                                                                  \
         expand::layout(args);                                                                                          \
+    }
+
+#define BLCO_COUNT                                                                                                     \
+    extern "C" __global__ void __launch_bounds__(BLCO_SORT_THREADS) count_segments(const ExpandArgs args)              \
+    {                                                                                                                  \
+        expand::count(args);                                                                                           \
     }

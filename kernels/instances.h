@@ -18,7 +18,9 @@
     BLCO_ORDERS(X, tiled_f64, Tiled, double, 2)                                                                        \
     BLCO_ORDERS(X, tiled_f32, Tiled, float, 4)                                                                         \
     BLCO_ORDERS(X, raw_f64, Raw, double, 2)                                                                            \
-    BLCO_ORDERS(X, raw_f32, Raw, float, 4)
+    BLCO_ORDERS(X, raw_f32, Raw, float, 4)                                                                             \
+    BLCO_ORDERS(X, segments_f64, Segments, double, 2)                                                                  \
+    BLCO_ORDERS(X, segments_f32, Segments, float, 4)
 
 // The same from trees as they lie.
 #define BLCO_TREE_INSTANCES(X)                                                                                         \
@@ -56,7 +58,8 @@
 
 #define BLCO_WIDE_INSTANCES(X)                                                                                         \
     BLCO_WIDE_LAYOUT(X, Tiled, tiled)                                                                                  \
-    BLCO_WIDE_LAYOUT(X, Raw, raw)
+    BLCO_WIDE_LAYOUT(X, Raw, raw)                                                                                      \
+    BLCO_WIDE_LAYOUT(X, Segments, segments)
 
 // The same from trees as they lie: X(name, order, tiles, times).
 #define BLCO_WIDE_TREE_INSTANCES(X)                                                                                    \

@@ -110,7 +110,7 @@ pub struct KernelSource {
     /// Where an L2 cache cannot hold the factors: rows that a mode has in a group of tiles for each nonzero, on average.
     pub rows_per_nonzero: Option<f64>,
     /// Whether kernels read trees as they lie; a plan says so.
-    pub reads_trees: bool,
+    pub as_they_lie: bool,
 }
 
 /// Where an kernel comes from.

@@ -34,20 +34,20 @@ pub struct Operation {
     pub takes_fibers: bool,
     /// Whether a pass computes one of the modes, each in turn, instead of all.
     pub alternating: bool,
-    /// What its kernels read of trees.
-    pub trees: Trees,
+    /// What its kernels read of trees and segments.
+    pub reads: Reads,
     /// The work of this device, if several hold all chunks and divide modes by ranges of rows.
     pub share: Option<Share>,
     /// What it gathers on the device in a pass, beside `bytes`.
     pub gathers: Option<Gathers>,
 }
 
-/// What kernels read of chunks that are trees.
+/// What kernels read of chunks that are trees or segments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Trees {
-    /// Nonzeros, to which trees are converted behind the copy.
-    Converted,
-    /// Trees as they lie.
+pub enum Reads {
+    /// Nonzeros, to which chunks are converted behind the copy.
+    Nonzeros,
+    /// The chunks as they lie.
     AsTheyLie,
     /// Either: the plan chooses.
     Either,
@@ -426,8 +426,8 @@ pub struct DevicePlan {
     /// Rows that a mode has in a group of tiles for each nonzero, on average over the modes, in a sample; `None` where factors stay in a
     /// cache.
     pub rows_per_nonzero: Option<f64>,
-    /// Whether kernels read chunks that are trees as they lie. Otherwise such chunks are converted to nonzeros behind the copy.
-    pub reads_trees: bool,
+    /// Whether kernels read chunks that are trees or segments as they lie. Otherwise such chunks are converted to nonzeros behind the copy.
+    pub as_they_lie: bool,
     /// Whether results have the same bits in every run: all modes are computed from copies, from the first pass on.
     pub deterministic: bool,
     /// Bytes of device memory in all.
@@ -481,7 +481,7 @@ impl DevicePlan {
     /// Where the kernels for its passes come from.
     #[must_use]
     pub fn kernels(&self, source: &KernelSource) -> KernelSource {
-        KernelSource { reads_trees: self.reads_trees, ..source.clone() }
+        KernelSource { as_they_lie: self.as_they_lie, ..source.clone() }
     }
 
     /// The store's chunks.

@@ -115,7 +115,7 @@ fn modes_text(device: &DevicePlan) -> String {
         let since = if device.deterministic { "" } else { ", from the second pass on" };
         format!("  order   mode {}: {which}{since}; {}\n", mode.mode, mode.why)
     };
-    let trees = if device.reads_trees { "  trees   are read as they lie\n" } else { "" };
+    let chunks = if device.as_they_lie { "  chunks  are read as they lie\n" } else { "" };
     let modes = device.modes.iter().enumerate().filter(|(_, mode)| !mode.why.is_empty()).map(line);
-    std::iter::once(trees.to_owned()).chain(modes).collect()
+    std::iter::once(chunks.to_owned()).chain(modes).collect()
 }

@@ -196,7 +196,7 @@ impl Engine {
             cache: options.kernel_cache.clone(),
             variant: options.mttkrp_kernel,
             rows_per_nonzero: plan.rows_per_nonzero,
-            reads_trees: plan.reads_trees,
+            as_they_lie: plan.as_they_lie,
         }
     }
 

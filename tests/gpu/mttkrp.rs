@@ -10,7 +10,7 @@ use blco::internals::backend::cuda::driver::Device;
 use blco::internals::backend::cuda::nvrtc::Nvrtc;
 use blco::internals::backend::cuda::{CudaBackend, plan as plan_device, plan::again};
 use blco::internals::backend::device::{DeviceLimits, DeviceOrder, KernelSource, MttkrpVariant};
-use blco::internals::backend::plan::Shortfall;
+use blco::internals::backend::plan::{Reads, Shortfall};
 use blco::internals::coo::tns::{ReadOptions, TnsReader};
 use blco::internals::dense::{Matrix, Precision, Real, seeded_factors};
 use blco::internals::encoding::IndexEncoding;
@@ -56,8 +56,19 @@ fn is_sorted(store: &Store) -> bool {
     store.manifest().format().layout() != Layout::RAW
 }
 
-fn is_of_trees(store: &Store) -> bool {
-    store.manifest().partitions.iter().all(|partition| partition.format.layout() == Layout::TREE)
+/// Whether all chunks are of a layout.
+fn is_of(store: &Store, layout: Layout) -> bool {
+    store.manifest().partitions.iter().all(|partition| partition.format.layout() == layout)
+}
+
+/// Whether kernels can read the chunks as they lie.
+fn can_lie(store: &Store) -> bool {
+    is_of(store, Layout::TREE) || is_of(store, Layout::SEGMENTS)
+}
+
+/// Whether many slots may hold no nonzero.
+fn is_padded(store: &Store) -> bool {
+    store.manifest().partitions.iter().any(|partition| partition.format.slots_max(8) > 9)
 }
 
 /// Whether copies in host memory are built: if one cover serves all modes.
@@ -79,7 +90,11 @@ fn run<T: Real + bytemuck::Pod>(
     let manifest = store.manifest();
     let (shape, rank) = (&manifest.shape, factors[0].columns());
     let modes: Vec<usize> = (0..shape.order()).collect();
-    let operation = operation::<T>(shape, &modes, rank);
+    let mut operation = operation::<T>(shape, &modes, rank);
+    if is_padded(store) && residency == Residency::Streamed {
+        // Plans convert these.
+        operation.reads = Reads::AsTheyLie;
+    }
     // Fewer lanes than chunks, because more would hold all chunks.
     let lanes =
         if residency == Residency::Half { lanes.min(manifest.chunks.len() / 2).max(1) } else { lanes };
@@ -136,13 +151,15 @@ fn run<T: Real + bytemuck::Pod>(
     }
     let targets = device_plan.copies().count();
     match residency {
-        Residency::Streamed | Residency::Half => assert_eq!(device_plan.reads_trees, is_of_trees(store)),
+        Residency::Streamed => assert_eq!(device_plan.as_they_lie, can_lie(store)),
+        Residency::Half => assert_eq!(device_plan.as_they_lie, can_lie(store) && !is_padded(store)),
         // Copies are built of nonzeros.
-        _ if targets > 0 => assert!(!device_plan.reads_trees),
-        // Trees that stay are converted once if each serves one mode.
+        _ if targets > 0 => assert!(!device_plan.as_they_lie),
+        // Segments that stay are converted once, and so are trees if each serves one mode.
         Residency::All => {
             let serve_all = store.chunks_for(0) == store.chunks_for(1);
-            assert_eq!(device_plan.reads_trees, is_of_trees(store) && serve_all);
+            let is_of_trees = is_of(store, Layout::TREE) && !is_padded(store);
+            assert_eq!(device_plan.as_they_lie, is_of_trees && serve_all);
         }
         _ => {}
     }
@@ -198,7 +215,7 @@ impl Tally {
         }
         // As if rows rarely repeated: sweeps over long ranks are split, by embedded kernels and compiled ones.
         let rows_per_nonzero = (self.runs % 4 >= 2).then_some(1.0);
-        KernelSource { compile, cache, variant, rows_per_nonzero, reads_trees: false }
+        KernelSource { compile, cache, variant, rows_per_nonzero, as_they_lie: false }
     }
 }
 
@@ -388,6 +405,40 @@ fn for_each<C: Sync>(cases: &[C], test: &(dyn Fn(&C, &mut Tally) + Sync)) -> Tal
     }
     eprintln!("{all:?}");
     all
+}
+
+/// Slots without a nonzero, more of them than a tile has, take the row of their own fiber's nonzero: all others are infinite.
+fn padding_is_of_its_fiber_in<T: Real + bytemuck::Pod>(device: &Arc<Device>) {
+    const RANK: usize = 20;
+    let (own, fiber) = (7, 5);
+    let long = (0..11).filter(|&j| j != fiber).flat_map(|j| (100..1600).map(move |k| [0, j, k]));
+    let rows: Vec<_> = long.chain([[0, fiber, own]]).map(|at| (at, 1.0)).collect();
+    let tensor = Tensor::of([2, 12, 1600], &rows);
+    let dir = tempfile::tempdir().unwrap();
+    let store = packed(&tensor, &options(&dir.path().join("store"), Kind::HocfsZstd, 16 << 20));
+    let mut factors = seeded_factors::<T>(&Sys::default(), &store.manifest().shape, RANK, 3).unwrap();
+    for (row, of_row) in factors[2].data_mut().chunks_exact_mut(RANK).enumerate() {
+        if row != own as usize {
+            of_row.fill(T::nearest(f64::INFINITY));
+        }
+    }
+    let kernels = Tally::default().kernels(device, T::PRECISION, 3);
+    let (results, _) = run(device, &store, &factors, &kernels, 1, Residency::All);
+    let of = |m: usize, row: u32, c: usize| factors[m].data()[row as usize * RANK + c].widen();
+    let result = results[1].1.data();
+    for c in 0..RANK {
+        let found = result[fiber as usize * RANK + c].widen();
+        assert!((found - of(0, 0, c) * of(2, own, c)).abs() < 1e-6, "column {c}: {found}");
+        assert!(!result[c].widen().is_finite());
+    }
+}
+
+#[test]
+fn padding_is_of_its_fiber() {
+    on_a_device(module_path!(), "padding_is_of_its_fiber", |device| {
+        padding_is_of_its_fiber_in::<f64>(device);
+        padding_is_of_its_fiber_in::<f32>(device);
+    });
 }
 
 #[test]

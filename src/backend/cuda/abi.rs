@@ -148,6 +148,10 @@ structs! {
         widths: [u32; ORDER_MAX],
         /// The same: how many columns of the product follow one another that have the same one of these.
         strides: [u32; ORDER_MAX],
+        /// Of segments, bit m: mode m is a product mode.
+        product: u32,
+        /// Not used.
+        unused: u32,
         /// Of sorted nonzeros: address of `u32[2]` of each thread block, the rows of its first and last nonzero.
         carry_rows: u64,
         /// Address of the sums of those rows, `f64[2][rank]` of each thread block.

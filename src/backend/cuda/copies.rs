@@ -9,7 +9,7 @@ use super::mode_sorted::{
 };
 use super::resident::{chunks_at, list};
 use super::{CudaBackend, DeviceOp, plan};
-use crate::backend::plan::{Place, Shortfall, Trees};
+use crate::backend::plan::{Place, Reads, Shortfall};
 use crate::encoding::values::ValueEncoding;
 use crate::error::{Error, Result};
 use crate::store::Store;
@@ -268,5 +268,5 @@ impl<O: DeviceOp> CudaBackend<O> {
 
 /// The tiles of each chunk that copies are built of: a thread block for each.
 fn tiles_of(store: &Store) -> impl Fn(usize) -> u32 {
-    |number| blocks_there(store, number, Trees::Converted, 1)
+    |number| blocks_there(store, number, Reads::Nonzeros, 1)
 }

@@ -54,7 +54,7 @@ pub trait DeviceOp {
     }
 
     /// Whether its kernels read trees as they lie. They do if the plan says so.
-    fn reads_trees(&self) -> bool {
+    fn as_they_lie(&self) -> bool {
         false
     }
 

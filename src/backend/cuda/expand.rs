@@ -1,12 +1,13 @@
-//! What chunks are on the device. Segments and coordinates become `tiled` images there (kernels/expand.cuh), behind the copy, so
-//! that every kernel reads them. Trees do too, unless the plan says that kernels read them as they lie. Such an image is not packed: 4
-//! bytes for each index and 8 for the value of a nonzero, in device memory only.
+//! What chunks are on the device. Trees, segments and coordinates become `tiled` images there (kernels/expand.cuh), behind the copy, so that
+//! every kernel reads them. Such an image is not packed: 4 bytes for each index and 8 for the value of a nonzero, in device memory only. If
+//! the plan says that kernels read trees and segments as they lie, a chunk is its image; behind that of segments, their number before
+//! each tile is written.
 
-use super::abi::{ExpandArgs, TILE_THREADS};
+use super::abi::{ExpandArgs, SORT_THREADS, TILE_THREADS};
 use super::driver::{Device, Kernel, Stream};
 use super::fault::Fault;
 use super::kernels::embedded_ptx;
-use crate::backend::plan::Trees;
+use crate::backend::plan::Reads;
 use crate::encoding::TILE_NNZ;
 use crate::error::{Error, Result};
 use crate::format::Layout;
@@ -14,9 +15,11 @@ use crate::shape::ORDER_MAX;
 use crate::store::{ChunkHeader, Format, Store, Version};
 use std::sync::Arc;
 
-/// The kernels, and the layouts that they read.
+/// The kernels that make `tiled` images, and the layouts that they read.
 pub const KERNELS: [&str; 3] = ["expand_tree", "expand_segments", "expand_coordinates"];
 const LAYOUTS: [Layout; 3] = [Layout::TREE, Layout::SEGMENTS, Layout::COORDINATES];
+/// The kernel that counts segments.
+pub const COUNT: &str = "count_segments";
 
 /// What sections are aligned to, in bytes.
 const ALIGN: u64 = 64;
@@ -46,23 +49,59 @@ pub(super) fn is_expanded(format: &Format) -> bool {
     LAYOUTS.contains(&format.layout())
 }
 
-/// Whether chunk `number` is.
-fn expands(store: &Store, number: usize) -> bool {
-    is_expanded(&store.manifest().partitions[store.part_of(number)].format)
+/// What is done with a chunk behind its copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Work {
+    Nothing,
+    /// Segments before each tile are counted.
+    Count,
+    /// A `tiled` image is made, at another place.
+    Expand,
 }
 
-/// Whether all chunks of a store are trees.
-pub(super) fn are_trees(store: &Store) -> bool {
-    store.manifest().partitions.iter().all(|partition| partition.format.layout() == Layout::TREE)
+fn work(format: &Format, reads: Reads) -> Work {
+    match (format.layout(), reads == Reads::AsTheyLie) {
+        (Layout::SEGMENTS, true) => Work::Count,
+        (_, false) if is_expanded(format) => Work::Expand,
+        _ => Work::Nothing,
+    }
+}
+
+/// The same of chunk `number`.
+fn work_of(store: &Store, number: usize, reads: Reads) -> Work {
+    work(&store.manifest().partitions[store.part_of(number)].format, reads)
+}
+
+/// Whether all chunks of a store are of this layout.
+fn are(store: &Store, layout: Layout) -> bool {
+    store.manifest().partitions.iter().all(|partition| partition.format.layout() == layout)
+}
+
+/// Whether all chunks of a store are segments.
+pub(super) fn are_segments(store: &Store) -> bool {
+    are(store, Layout::SEGMENTS)
+}
+
+/// Whether there are kernels that read chunks of a store as they lie: if all are trees, or all are segments.
+pub(super) fn can_lie(store: &Store) -> bool {
+    are(store, Layout::TREE) || are_segments(store)
+}
+
+/// Whether slots without a nonzero, for which kernels work too, are at most an eighth as many as nonzeros.
+pub(super) fn are_mostly_nonzeros(store: &Store) -> bool {
+    store.manifest().partitions.iter().all(|partition| partition.format.slots_max(8) <= 9)
 }
 
 /// Bytes that chunk `number` takes on the device when kernels read it.
-pub(super) fn bytes_there(store: &Store, number: usize, trees: Trees) -> u64 {
+pub(super) fn bytes_there(store: &Store, number: usize, reads: Reads) -> u64 {
     let (manifest, entry) = (store.manifest(), &store.manifest().chunks[number]);
-    if trees != Trees::AsTheyLie && expands(store, number) {
-        ExpandLayout::new(entry.nnz, manifest.shape.order() as u64).bytes
-    } else {
-        entry.image_bytes
+    match work_of(store, number, reads) {
+        Work::Nothing => entry.image_bytes,
+        Work::Count => {
+            let counts = entry.nnz.div_ceil(TILE_NNZ as u64) * size_of::<u32>() as u64;
+            entry.image_bytes.next_multiple_of(size_of::<u32>() as u64) + counts
+        }
+        Work::Expand => ExpandLayout::new(entry.nnz, manifest.shape.order() as u64).bytes,
     }
 }
 
@@ -70,16 +109,16 @@ pub(super) fn bytes_there(store: &Store, number: usize, trees: Trees) -> u64 {
 const IMAGE_ALIGN: u64 = 256;
 
 /// Bytes that chunk `number` takes among the resident ones.
-pub(super) fn resident_bytes(store: &Store, number: usize, trees: Trees) -> u64 {
-    bytes_there(store, number, trees).next_multiple_of(IMAGE_ALIGN)
+pub(super) fn resident_bytes(store: &Store, number: usize, reads: Reads) -> u64 {
+    bytes_there(store, number, reads).next_multiple_of(IMAGE_ALIGN)
 }
 
 /// Thread blocks that chunk `number` gets.
-pub(super) fn blocks_there(store: &Store, number: usize, trees: Trees, tiles_per_block: u32) -> u32 {
+pub(super) fn blocks_there(store: &Store, number: usize, reads: Reads, tiles_per_block: u32) -> u32 {
     let nnz = store.manifest().chunks[number].nnz;
     let format = &store.manifest().partitions[store.part_of(number)].format;
     // Slots of a tree also hold padding.
-    blocks_of(if trees == Trees::AsTheyLie { format.slots_max(nnz) } else { nnz }, tiles_per_block)
+    blocks_of(if reads == Reads::AsTheyLie { format.slots_max(nnz) } else { nnz }, tiles_per_block)
 }
 
 /// Thread blocks that this many nonzeros get.
@@ -89,19 +128,19 @@ pub(super) fn blocks_of(nnz: u64, tiles_per_block: u32) -> u32 {
 }
 
 /// Bytes of a buffer in which chunks of a store wait for that; 0 where they need not.
-pub(super) fn staging_bytes(store: &Store, trees: Trees) -> u64 {
-    if trees == Trees::AsTheyLie {
-        return 0;
-    }
-    let manifest = store.manifest();
-    let expanded = manifest.chunks.iter().enumerate().filter(|(number, _)| expands(store, *number));
+pub(super) fn staging_bytes(store: &Store, reads: Reads) -> u64 {
+    let chunks = store.manifest().chunks.iter().enumerate();
+    let expanded = chunks.filter(|(number, _)| work_of(store, *number, reads) == Work::Expand);
     expanded.map(|(_, chunk)| chunk.image_bytes).max().unwrap_or(0)
 }
 
-/// Makes `tiled` images of chunks of other layouts.
+/// Makes `tiled` images of chunks of other layouts, or counts segments.
 #[derive(Debug)]
 pub(super) struct Expander {
+    /// One for each layout.
     kernels: [Kernel; LAYOUTS.len()],
+    count: Kernel,
+    reads: Reads,
     fault: Fault,
     store: Store,
 }
@@ -112,21 +151,25 @@ const WARPS: u32 = TILE_THREADS / 32;
 const SEGMENT_BLOCKS: u32 = 512;
 
 impl Expander {
-    /// For the chunks of a store some of which are of other layouts.
-    pub fn new(device: &Arc<Device>, store: &Store) -> Result<Self> {
-        let manifest = store.manifest();
-        let long = (0..manifest.chunks.len())
-            .find(|&n| bytes_there(store, n, Trees::Converted) > u64::from(u32::MAX));
+    /// For the chunks of a store; nothing if none takes work.
+    pub fn new(device: &Arc<Device>, store: &Store, reads: Reads) -> Result<Option<Self>> {
+        let chunks = 0..store.manifest().chunks.len();
+        if chunks.clone().all(|number| work_of(store, number, reads) == Work::Nothing) {
+            return Ok(None);
+        }
+        let is_long = |&n: &usize| bytes_there(store, n, reads) > u64::from(u32::MAX);
+        let long = chunks.clone().find(|n| work_of(store, *n, reads) == Work::Expand && is_long(n));
         if let Some(number) = long {
             return Err(Error::request(format!(
                 "chunk {} is too long for a GPU once it is nonzeros: take `Device::Cpu`, or pack with smaller `chunk_bytes`",
                 store.number_of(number)
             )));
         }
-        let module = device.module(&embedded_ptx(&KERNELS))?;
-        let [tree, segments, coordinates] = KERNELS.map(|name| module.kernel(name));
-        let kernels = [tree?, segments?, coordinates?];
-        Ok(Self { kernels, fault: Fault::new(device)?, store: store.clone() })
+        let [tree, segments, coordinates] = KERNELS;
+        let module = device.module(&embedded_ptx(&[tree, segments, coordinates, COUNT]))?;
+        let kernels = [module.kernel(tree)?, module.kernel(segments)?, module.kernel(coordinates)?];
+        let (count, fault) = (module.kernel(COUNT)?, Fault::new(device)?);
+        Ok(Some(Self { kernels, count, reads, fault, store: store.clone() }))
     }
 
     /// A pass begins; nothing is under way.
@@ -134,7 +177,7 @@ impl Expander {
         self.fault.clear()
     }
 
-    /// Makes the image of chunk `number`, which lies at address `from`, at `image`; nothing where kernels read it as it is.
+    /// Makes the image of chunk `number`, which lies at address `from`, at `image`, or counts the segments of the one there.
     pub fn launch(
         &self,
         stream: &Stream,
@@ -145,8 +188,6 @@ impl Expander {
     ) -> Result<()> {
         let manifest = self.store.manifest();
         let format = &manifest.partitions[self.store.part_of(number)].format;
-        let kernel = LAYOUTS.iter().position(|&layout| layout == format.layout());
-        let kernel = kernel.expect("what kernels read as it lies needs no image");
         let (shape, mut dims) = (&manifest.shape, [1; ORDER_MAX]);
         dims[..shape.order()].copy_from_slice(shape.dims());
         let layout = ExpandLayout::new(header.nnz.into(), shape.order() as u64);
@@ -163,6 +204,11 @@ impl Expander {
             product: format.product_modes(),
             dims,
         };
+        if work(format, self.reads) == Work::Count {
+            return stream.launch(&self.count, 1, SORT_THREADS, &arguments);
+        }
+        let kernel = LAYOUTS.iter().position(|&layout| layout == format.layout());
+        let kernel = kernel.expect("what kernels read as it lies needs no image");
         let tiles = blocks_of(format.slots_max(header.nnz.into()), 1);
         let blocks = match format.layout() {
             Layout::TREE => tiles.div_ceil(WARPS),

@@ -26,7 +26,7 @@ macro_rules! source {
 }
 
 const SOURCE: SourceFile = source!("blco.cu");
-const HEADERS: [SourceFile; 15] = [
+const HEADERS: [SourceFile; 16] = [
     source!("abi.h"),
     source!("branches.cuh"),
     source!("dense.cuh"),
@@ -36,6 +36,7 @@ const HEADERS: [SourceFile; 15] = [
     source!("instances.h"),
     source!("mttkrp.cuh"),
     source!("mode_sorted.cuh"),
+    source!("segments.cuh"),
     source!("sort.cuh"),
     source!("sorted.cuh"),
     source!("tile.cuh"),
@@ -388,6 +389,8 @@ pub enum KernelLayout {
     Tiled,
     /// Trees as they lie.
     Tree,
+    /// Segments as they lie.
+    Segments,
 }
 
 impl KernelLayout {
@@ -396,6 +399,7 @@ impl KernelLayout {
             Self::Raw => "raw",
             Self::Tiled => "tiled",
             Self::Tree => "tree",
+            Self::Segments => "segments",
         }
     }
 }
@@ -460,7 +464,7 @@ impl Specialisation {
     fn fitting(&self, variant: MttkrpVariant) -> MttkrpVariant {
         let fits = |&tiles: &u32| tree_bytes(self.precision, self.order, tiles) <= SHARED_BYTES;
         match self.layout {
-            KernelLayout::Raw | KernelLayout::Tiled => variant,
+            KernelLayout::Raw | KernelLayout::Tiled | KernelLayout::Segments => variant,
             KernelLayout::Tree => {
                 let tiles =
                     [4, 2].into_iter().filter(|tiles| *tiles <= variant.tiles).find(fits).unwrap_or(1);
@@ -498,7 +502,7 @@ impl Specialisation {
     /// The most tiles that it takes at once: shared memory holds two of most orders.
     fn wide_tiles(&self, tiles: u32) -> u32 {
         match (self.wide_order(tiles), self.layout) {
-            (3, _) | (4, KernelLayout::Raw | KernelLayout::Tiled) => 4,
+            (3, _) | (4, KernelLayout::Raw | KernelLayout::Tiled | KernelLayout::Segments) => 4,
             _ => 2,
         }
     }
@@ -530,8 +534,12 @@ impl Specialisation {
 
     /// NVRTC's options for a device of this compute capability.
     fn options(&self, variant: &MttkrpVariant, (major, minor): (u32, u32)) -> Vec<String> {
-        // Trees have a kernel of their own.
-        let layout = if self.layout == KernelLayout::Raw { "Raw" } else { "Tiled" };
+        let layout = match self.layout {
+            KernelLayout::Raw => "Raw",
+            KernelLayout::Segments => "Segments",
+            // Trees have a kernel of their own.
+            KernelLayout::Tiled | KernelLayout::Tree => "Tiled",
+        };
         let trees = (self.layout == KernelLayout::Tree).then(|| "-DBLCO_TREES".to_owned());
         let real = match self.precision {
             Precision::F64 => "double",

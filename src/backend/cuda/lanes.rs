@@ -15,9 +15,9 @@ pub(super) struct CopyLane {
     pub(super) copy: Stream,
     /// `None` where all chunks are resident.
     pub(super) memory: Option<Memory>,
-    /// Where trees wait until they are nonzeros; `None` for other formats.
+    /// Where chunks wait until they are nonzeros; `None` if kernels read them as they lie.
     pub(super) staging: Option<Memory>,
-    /// When the tree there is nonzeros.
+    /// When the chunk there is nonzeros.
     pub(super) expanded: Option<Arc<Event>>,
     /// When the kernel is done with what the buffer holds.
     pub(super) used: Option<Arc<Event>>,
@@ -86,8 +86,8 @@ impl CopyLanes {
         self.all.iter().map(|lane| &lane.copy).chain([&self.staged])
     }
 
-    /// Starts a copy of chunk or image `number` on the next lane's stream, or of a tree, to be `staged`, on the stream for that. Returns
-    /// the lane, and the event to record after the copy. The buffer, or the place of trees, is free then; for what is made of a tree, see
+    /// Starts a copy of chunk or image `number` on the next lane's stream, or of a chunk to be `staged`, on the stream for that. Returns
+    /// the lane, and the event to record after the copy. The buffer, or the place of staged chunks, is free then; for what is made of one, see
     /// [`CopyLane::expands`].
     pub(super) fn start(
         &mut self,
@@ -127,7 +127,7 @@ impl CopyLane {
         self.used.as_ref().map_or(Ok(()), |used| self.copy.wait(used))
     }
 
-    /// Lets what follows on the stream wait for a tree, and until the buffer is free.
+    /// Lets what follows on the stream wait for a staged chunk, and until the buffer is free.
     pub(super) fn expands(&self, copied: &Event) -> Result<()> {
         self.copy.wait(copied)?;
         self.wait_until_free()

@@ -18,7 +18,7 @@
 //! ([`mode_sorted::FiberKernels`]). If the plan turns out to be wrong, a new one is made
 //! ([`plan::again`]).
 //!
-//! **Trees** are read as they lie if the plan says so ([`Trees`](crate::backend::plan::Trees)).
+//! **Trees and segments** are read as they lie if the plan says so ([`Reads`](crate::backend::plan::Reads)).
 //!
 //! **Segments, coordinates and other trees** are copied into a second buffer of a lane, all on one stream ([`lanes`]), as soon as the chunk
 //! before is converted. A kernel on the lane's stream, which waits for the copy and until the lane's buffer is free, converts them
@@ -56,7 +56,7 @@ pub mod ttm;
 pub mod ttv;
 
 use super::Squares;
-use crate::backend::plan::{DevicePlan, Shortfall, Trees};
+use crate::backend::plan::{DevicePlan, Reads, Shortfall};
 use crate::error::Result;
 use crate::store::{ChunkEntry, Store};
 use crate::stream::{Backend, DevicePass, Free, Inspector, LoadedChunk, Owner, Span, Stage};
@@ -141,8 +141,8 @@ impl<O: DeviceOp> CudaBackend<O> {
     /// adds a note.
     pub fn new(device: &Arc<Device>, store: &Store, plan: &DevicePlan, op: O) -> Result<Self> {
         let (mut plan, mut notes) = (plan.clone(), Vec::new());
-        let trees = plan.request.operation.trees;
-        assert_eq!(op.reads_trees(), trees == Trees::AsTheyLie, "kernels read what the plan says");
+        let reads = plan.request.operation.reads;
+        assert_eq!(op.as_they_lie(), reads == Reads::AsTheyLie, "kernels read what the plan says");
         let part = |_| {
             let (streamed, resident) = (device.stream(Priority::Highest)?, device.stream(Priority::Lowest)?);
             Ok(Part {
@@ -174,7 +174,6 @@ impl<O: DeviceOp> CudaBackend<O> {
         let chunks = &store.manifest().chunks;
         let of_part = |chunks: &[ChunkEntry]| chunks.iter().map(|chunk| chunk.image_bytes).sum::<u64>();
         let image_bytes = (0..parts.len()).map(|p| of_part(&chunks[plan.chunks_of(p)])).sum();
-        let expands = plan.lanes.staging_bytes > 0;
         let mut made = Self {
             results: Results::new(store),
             uploads: VecDeque::with_capacity(count),
@@ -192,7 +191,7 @@ impl<O: DeviceOp> CudaBackend<O> {
             sort_kernels: None,
             fibers: None,
             gathering,
-            expander: expands.then(|| Expander::new(device, store)).transpose()?,
+            expander: Expander::new(device, store, reads)?,
             squares: None,
             plan,
             notes,
@@ -400,13 +399,14 @@ impl<O: DeviceOp> Backend for CudaBackend<O> {
         while self.results.len() >= self.lanes.all.len() {
             self.hand_over()?;
         }
-        let (at, copied) = self.lanes.start(&mut self.log.clock, number, self.expander.is_some())?;
+        let staged = self.plan.lanes.staging_bytes > 0;
+        let (at, copied) = self.lanes.start(&mut self.log.clock, number, staged)?;
         let lane = &self.lanes.all[at];
         let stays = self.resident.as_ref().filter(|r| number < r.offsets.len());
         let (memory, offset) = match (stays, &mut self.gathering, &lane.memory) {
             (Some(resident), ..) => (&resident.memory, resident.offsets[number]),
             (None, Some(gathering), _) => {
-                gathering.place(resident_bytes(&self.store, number, self.plan.request.operation.trees))
+                gathering.place(resident_bytes(&self.store, number, self.plan.request.operation.reads))
             }
             (None, None, Some(memory)) => (memory, 0),
             (None, None, None) => unreachable!("lanes have memory unless all chunks are resident"),
@@ -434,18 +434,19 @@ impl<O: DeviceOp> Backend for CudaBackend<O> {
             number: u32::try_from(number).unwrap_or(u32::MAX),
         };
         let results = lane.out.as_ref().map_or(0, |out| out.memory.address());
-        let ready = match (&self.expander, &lane.staging) {
-            (Some(expander), Some(staging)) => {
-                let expand = || expander.launch(&lane.copy, number, &header, staging.address(), one.image);
+        let ready = match &self.expander {
+            Some(expander) => {
+                let from = lane.staging.as_ref().map_or(one.image, Memory::address);
+                let expand = || expander.launch(&lane.copy, number, &header, from, one.image);
                 let row = self.parts.len() + self.turns.streams.len() + at;
                 let ready = self.log.clock.time(Stage::Kernel, row, Some(number), &lane.copy, expand)?;
                 self.lanes.all[at].expanded = Some(Arc::clone(&ready));
                 ready
             }
-            _ => copied,
+            None => copied,
         };
-        let (trees, tiles) = (self.plan.request.operation.trees, self.op.tiles_per_block(false));
-        let blocks = blocks_there(&self.store, number, trees, tiles);
+        let (reads, tiles) = (self.plan.request.operation.reads, self.op.tiles_per_block(false));
+        let blocks = blocks_there(&self.store, number, reads, tiles);
         let work = Launch { blocks, chunks: (0, 0), one, nonzeros: Nonzeros::InStoreOrder, results };
         let sharing = self.sharing.iter().copied().filter(|&p| self.plan.chunks_of(p).contains(&number));
         let sharing: Vec<usize> = sharing.collect();

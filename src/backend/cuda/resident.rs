@@ -4,7 +4,7 @@ use super::abi::Chunk;
 use super::driver::{Device, Memory};
 use super::expand::{blocks_there, resident_bytes};
 use super::plan::again;
-use crate::backend::plan::{DevicePlan, Shortfall, Trees};
+use crate::backend::plan::{DevicePlan, Reads, Shortfall};
 use crate::error::{Error, Result};
 use crate::store::Store;
 use std::ops::Range;
@@ -19,7 +19,7 @@ pub(super) struct Resident {
     /// Of each cover that is read, those of its chunks that stay.
     pub(super) lists: Vec<ResidentList>,
     /// What of trees stays.
-    trees: Trees,
+    reads: Reads,
     /// Whether a pass has brought them.
     pub(super) there: bool,
 }
@@ -80,10 +80,10 @@ impl Resident {
         let (mut offsets, mut at) = (Vec::with_capacity(count), 0);
         for number in 0..count {
             offsets.push(usize::try_from(at).unwrap_or(usize::MAX));
-            at += resident_bytes(store, number, plan.request.operation.trees);
+            at += resident_bytes(store, number, plan.request.operation.reads);
         }
         let mut made =
-            Self { memory, offsets, lists: Vec::new(), trees: plan.request.operation.trees, there: false };
+            Self { memory, offsets, lists: Vec::new(), reads: plan.request.operation.reads, there: false };
         for chunks in plan.modes.iter().map(|mode| mode.chunks.clone()) {
             if !made.lists.iter().any(|list| list.chunks == chunks) {
                 let list = made.listed(device, store, chunks, tiles_per_block)?;
@@ -116,7 +116,7 @@ impl Resident {
     ) -> Result<ResidentList> {
         let there = self.offsets.len();
         let stay = chunks.start.min(there)..chunks.end.min(there);
-        let blocks_of = |number| blocks_there(store, number, self.trees, tiles_per_block);
+        let blocks_of = |number| blocks_there(store, number, self.reads, tiles_per_block);
         let blocks = stay.clone().map(blocks_of).sum();
         let (address, offsets) = (self.memory.address(), &self.offsets[stay.clone()]);
         let own = chunks_at(address, offsets, stay.start, blocks_of);

@@ -31,7 +31,7 @@ use crate::backend::cuda::kernels::{
 use crate::backend::cuda::mode_sorted::{Stretch, fiber_mode};
 use crate::backend::cuda::{DeviceOp, Launch, Nonzeros};
 use crate::backend::device::{KernelReport, KernelSource};
-use crate::backend::plan::{Operation, Trees};
+use crate::backend::plan::{Operation, Reads};
 use crate::dense::{DeviceMatrix, FactorView, Matrix, Precision, Real};
 use crate::encoding::values::ValueEncoding;
 use crate::error::{Error, Result};
@@ -85,9 +85,9 @@ fn operation_of<T: Real>(shape: &Shape, modes: &[usize], columns: &Columns) -> O
         sorted_bytes,
         takes_fibers: true,
         alternating: false,
-        trees: match columns {
-            Columns::KhatriRao(_) => Trees::Either,
-            Columns::Kronecker(_) => Trees::Converted,
+        reads: match columns {
+            Columns::KhatriRao(_) => Reads::Either,
+            Columns::Kronecker(_) => Reads::Nonzeros,
         },
         share: None,
         gathers: None,
@@ -178,6 +178,8 @@ struct ModeSums {
     result: Option<Memory>,
     /// Exists once nonzeros are sorted.
     carries: Option<[CarryOut; 2]>,
+    /// The product modes of the chunks that serve it, if they are segments.
+    product: u32,
     /// The part that this device computes, if others compute other rows.
     stretch: Option<Stretch>,
     /// Whether its sorted nonzeros are an entry for each fiber.
@@ -290,11 +292,30 @@ pub(in crate::op) fn layout(store: &Store) -> KernelLayout {
     }
 }
 
+/// The same of chunks that kernels read as they lie.
+fn layout_there(store: &Store) -> KernelLayout {
+    match store.manifest().format().layout() {
+        Layout::TREE => KernelLayout::Tree,
+        Layout::SEGMENTS => KernelLayout::Segments,
+        _ => layout(store),
+    }
+}
+
+/// The product modes of the chunks that serve `mode`, if they are segments.
+fn product_modes(store: &Store, mode: usize) -> u32 {
+    let (manifest, chunks) = (store.manifest(), store.chunks_for(mode));
+    if chunks.is_empty() {
+        0
+    } else {
+        manifest.partitions[store.part_of(chunks.start)].format.product_modes()
+    }
+}
+
 /// Whether chunks hold decimals where kernels read them as they lie.
-fn has_decimals(store: &Store, reads_trees: bool) -> bool {
+fn has_decimals(store: &Store, as_they_lie: bool) -> bool {
     let manifest = store.manifest();
     let decimal = |chunk: &ChunkEntry| chunk.value_encoding == Some(ValueEncoding::Decimal as u8);
-    let as_they_lie = reads_trees || [Layout::RAW, Layout::TILED].contains(&manifest.format().layout());
+    let as_they_lie = as_they_lie || [Layout::RAW, Layout::TILED].contains(&manifest.format().layout());
     as_they_lie && manifest.chunks.iter().any(decimal)
 }
 
@@ -364,6 +385,7 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
                 sums: made.sums.len() - 1,
                 result,
                 carries: None,
+                product: product_modes(store, mode),
                 stretch: None,
                 along_fibers: false,
                 written: false,
@@ -395,6 +417,7 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
                 sums: 0,
                 result: None,
                 carries: None,
+                product: product_modes(store, mode),
                 stretch: None,
                 along_fibers: false,
                 written: false,
@@ -415,7 +438,7 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
         self.targets.clear();
         self.fibers = None;
         let is_partial = self.is_partial;
-        let kernels = KernelSource { reads_trees: self.reads_trees(), ..kernels.clone() };
+        let kernels = KernelSource { as_they_lie: self.as_they_lie(), ..kernels.clone() };
         *self = Self::alternating(&Arc::clone(&self.device), store, rank, &kernels)?;
         self.is_partial = is_partial;
         Ok(())
@@ -468,12 +491,12 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
     ) -> Result<Self> {
         let (sys, shape) = (store.sys(), &store.manifest().shape);
         let spec = Specialisation {
-            layout: if kernels.reads_trees { KernelLayout::Tree } else { layout(store) },
+            layout: if kernels.as_they_lie { layout_there(store) } else { layout(store) },
             precision: T::PRECISION,
             order: shape.order(),
             rank: columns.of_factor(0),
             kronecker: columns.variant(T::PRECISION),
-            decimals: has_decimals(store, kernels.reads_trees),
+            decimals: has_decimals(store, kernels.as_they_lie),
         };
         let dims = shape.dims().iter().enumerate();
         let bytes: Vec<usize> =
@@ -795,8 +818,8 @@ impl<T: Real + Pod> DeviceOp for DeviceMttkrp<T> {
         self.targets.len()
     }
 
-    fn reads_trees(&self) -> bool {
-        self.spec.layout == KernelLayout::Tree
+    fn as_they_lie(&self) -> bool {
+        matches!(self.spec.layout, KernelLayout::Tree | KernelLayout::Segments)
     }
 
     fn sorted_bytes(&self, nnz: u64) -> u64 {
@@ -919,12 +942,14 @@ impl<T: Real + Pod> DeviceOp for DeviceMttkrp<T> {
         }
         arguments.target_count = u32::try_from(parts.len()).unwrap_or(0);
         arguments.rank = narrow(columns)?;
+        arguments.product = self.targets[parts[0]].product;
         self.set_widths(&mut arguments, self.targets[parts[0]].mode)?;
         if let (Nonzeros::Sorted | Nonzeros::SortedPart, &[part]) = (work.nonzeros, parts) {
             return self.launch_sorted(&self.targets[part], stream, work, arguments).map(|()| 0);
         }
         // A thread block that reads a tree computes all modes.
-        let of_tiles = if self.reads_trees() { 1 } else { arguments.target_count };
+        let is_tree = self.spec.layout == KernelLayout::Tree;
+        let of_tiles = if is_tree { 1 } else { arguments.target_count };
         let grid = (work.blocks * of_tiles, self.kernels.variant.sweeps(columns));
         let (kernel, threads) = match self.wide() {
             Some(wide) => (&wide.mttkrp, wide.threads),

@@ -16,7 +16,7 @@ use crate::backend::cuda::driver::{Device, Download, Event, Memory, Pinned, Prio
 use crate::backend::cuda::fault::Fault;
 use crate::backend::cuda::ttm::{SortMemory, TtmKernels, scan_rows};
 use crate::backend::cuda::{DeviceOp, Launch};
-use crate::backend::plan::{DevicePlan, Gathers, Operation, Trees};
+use crate::backend::plan::{DevicePlan, Gathers, Operation, Reads};
 use crate::dense::{MatrixRef, Real};
 use crate::error::{Error, Result};
 use crate::op::mttkrp::cuda::{chunk_arguments, layout};
@@ -116,7 +116,7 @@ pub fn operation<T: Real>(manifest: &Manifest, mode: usize, rank: usize, multipr
         sorted_bytes: |_, _| 0,
         takes_fibers: false,
         alternating: false,
-        trees: Trees::Converted,
+        reads: Reads::Nonzeros,
         share: None,
         gathers: Some(Gathers {
             nnz: manifest.nnz,

@@ -14,7 +14,7 @@ use crate::backend::cuda::fault::Fault;
 use crate::backend::cuda::ttv::{TtvKernels, windows};
 use crate::backend::cuda::{DeviceOp, Launch, Look};
 use crate::backend::device::TtvVariant;
-use crate::backend::plan::{Operation, Trees};
+use crate::backend::plan::{Operation, Reads};
 use crate::dense::Real;
 use crate::encoding::TILE_NNZ;
 use crate::error::{Error, Result};
@@ -56,7 +56,7 @@ pub fn operation<T: Real>(manifest: &Manifest, mode: usize) -> Operation {
         sorted_bytes: |_, _| 0,
         takes_fibers: false,
         alternating: false,
-        trees: Trees::AsTheyLie,
+        reads: Reads::AsTheyLie,
         share: None,
         gathers: None,
     }
@@ -184,7 +184,7 @@ fn tree<'v, 'a>(view: &'v ChunkView<'a>) -> Result<&'v TreeView<'a>> {
 }
 
 impl<T: Real + Pod> DeviceOp for DeviceTtv<'_, T> {
-    fn reads_trees(&self) -> bool {
+    fn as_they_lie(&self) -> bool {
         true
     }
 

@@ -1,5 +1,5 @@
 use super::*;
-use KernelLayout::{Raw, Tiled, Tree};
+use KernelLayout::{Raw, Segments, Tiled, Tree};
 use Precision::{F32, F64};
 use std::collections::BTreeSet;
 use std::fs;
@@ -20,7 +20,7 @@ fn pinned() -> Option<Nvrtc> {
 
 fn all(orders: &[usize], ranks: &[usize]) -> Vec<Specialisation> {
     let mut specs = Vec::new();
-    for layout in [Raw, Tiled, Tree] {
+    for layout in [Raw, Tiled, Segments, Tree] {
         for precision in [F64, F32] {
             for &order in orders {
                 specs.extend(ranks.iter().map(|&rank| Specialisation {
@@ -156,6 +156,7 @@ fn the_embedded_kernels_are_those_that_are_asked_for() {
         asked.extend(precisions.iter().flat_map(|p| orders.map(|order| format!("ttmc_{kind}_{p}_{order}"))));
     }
     asked.extend(crate::backend::cuda::expand::KERNELS.map(String::from));
+    asked.insert(crate::backend::cuda::expand::COUNT.into());
     asked.extend(crate::backend::cuda::ttm::KERNELS.map(String::from));
     asked.extend(crate::backend::cuda::ttv::KERNELS.map(String::from));
     let names: Vec<&str> = asked.iter().map(String::as_str).collect();

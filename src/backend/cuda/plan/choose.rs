@@ -509,7 +509,7 @@ pub(super) fn check(which: DeviceOrder, manifest: &Manifest) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::plan::Trees;
+    use crate::backend::plan::Reads;
 
     #[test]
     fn rows_of_larger_tables_move_slower() {
@@ -541,7 +541,7 @@ mod tests {
             sorted_bytes: |_, _| 0,
             takes_fibers: false,
             alternating,
-            trees: Trees::Converted,
+            reads: Reads::Nonzeros,
             share: None,
             gathers: None,
         };

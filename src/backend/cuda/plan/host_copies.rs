@@ -164,7 +164,7 @@ impl Planner<'_> {
             return Ok(None);
         }
         let gathered =
-            group.clone().map(|number| resident_bytes(self.store, number, self.operation.trees)).sum();
+            group.clone().map(|number| resident_bytes(self.store, number, self.operation.reads)).sum();
         let mut build = build.clone();
         build.groups.push(group);
         build.gathered_bytes = build.gathered_bytes.max(gathered);

@@ -11,7 +11,7 @@ use super::mode_sorted::check_layouts;
 use crate::backend::device::{DeviceLimits, DeviceOrder, Facts};
 use crate::backend::plan::{
     BuildPlan, DevicePlan, DeviceRequest, FibersPlan, Gathers, ImageSet, Images, LANES_SHARE, LanesPlan,
-    LinkPlan, ModeSeconds, Operation, Place, RangesPlan, Residence, Room, Shortfall, Trees,
+    LinkPlan, ModeSeconds, Operation, Place, RangesPlan, Reads, Residence, Room, Shortfall,
 };
 use crate::error::{Error, Result};
 use crate::store::Store;
@@ -66,47 +66,50 @@ pub fn again(store: &Store, plan: &DevicePlan, shortfall: Shortfall) -> Result<D
     }
     request.shortfalls.push(shortfall);
     let made = make(&plan.device, store, &request)?;
-    Ok(if made.reads_trees { made.with_reasons_of(plan) } else { made })
+    Ok(if made.as_they_lie { made.with_reasons_of(plan) } else { made })
 }
 
-/// Plans a request. The same request, device and store give the same plan. If kernels can read trees as they lie, they do unless copies are
+/// Plans a request. The same request, device and store give the same plan. If kernels can read chunks as they lie, they do unless copies are
 /// built, which takes nonzeros, or converting them once pays.
 fn make(facts: &Facts, store: &Store, request: &DeviceRequest) -> Result<DevicePlan> {
-    if request.operation.trees != Trees::Either {
+    if request.operation.reads != Reads::Either {
         return make_with(facts, store, request);
     }
-    let with = |trees| {
+    let with = |reads| {
         let mut request = request.clone();
-        request.operation.trees = trees;
+        request.operation.reads = reads;
         make_with(facts, store, &request)
     };
-    let converted = with(Trees::Converted);
+    let converted = with(Reads::Nonzeros);
     let sorts =
         |plan: &DevicePlan| plan.copies().next().is_some() || plan.counts_fibers || plan.loads_first();
     // Nonzeros are what was asked for.
     let must_sort = request.limits.deterministic
         || request.operation.share.is_some()
         || !matches!(request.limits.order, DeviceOrder::Auto | DeviceOrder::Store);
+    let can_lie = expand::can_lie(store) && expand::are_mostly_nonzeros(store);
     match converted {
         Ok(plan) if sorts(&plan) || is_converted_once(store, &request.operation, &plan) => Ok(plan),
-        converted if must_sort || !expand::are_trees(store) => converted,
+        converted if must_sort || !can_lie => converted,
         converted => {
-            let plan = with(Trees::AsTheyLie)?;
+            let plan = with(Reads::AsTheyLie)?;
             // It says why there are no copies.
             Ok(if let Ok(converted) = converted { plan.with_reasons_of(&converted) } else { plan })
         }
     }
 }
 
-/// Whether trees that all stay on the device are better converted, once. A thread block that reads a tree finds the nodes above its leaves in
-/// every pass; if it then computes one mode only, that takes longer than what the tree saves (docs/performance.md).
+/// Whether chunks that all stay on the device are better converted, once. A thread block that reads a tree finds the nodes above its leaves in
+/// every pass; if it then computes one mode only, that takes longer than what the tree saves. Thread blocks that read segments always
+/// compute one (docs/performance.md).
 fn is_converted_once(store: &Store, operation: &Operation, plan: &DevicePlan) -> bool {
     let chunks: Vec<_> = operation.modes.iter().map(|&mode| store.chunks_for(mode)).collect();
     let shared = chunks.iter().enumerate().any(|(n, own)| chunks[..n].contains(own));
-    plan.resident().0 == store.manifest().chunks.len() && (operation.alternating || !shared)
+    plan.resident().0 == store.manifest().chunks.len()
+        && (operation.alternating || !shared || expand::are_segments(store))
 }
 
-/// The same if the request says what is read of trees.
+/// The same if the request says what is read of trees and segments.
 fn make_with(facts: &Facts, store: &Store, request: &DeviceRequest) -> Result<DevicePlan> {
     let mut draft = Draft::new(facts, store, request)?;
     request.shortfalls.iter().try_for_each(|shortfall| draft.apply(shortfall))?;
@@ -152,7 +155,7 @@ impl<'a> Draft<'a> {
         let lanes = LanesPlan {
             count: room.lanes,
             image_bytes: longest(store, operation),
-            staging_bytes: expand::staging_bytes(store, operation.trees),
+            staging_bytes: expand::staging_bytes(store, operation.reads),
             result_bytes: operation.result_bytes.unwrap_or(0),
         };
         let choices = operation.modes.iter().map(|&mode| Choice::none(store, mode, "")).collect();
@@ -203,7 +206,7 @@ impl<'a> Draft<'a> {
 
     /// Bytes that chunk `number` takes if it stays.
     fn resident_bytes_of(&self, number: usize) -> u64 {
-        resident_bytes(self.store, number, self.request.operation.trees)
+        resident_bytes(self.store, number, self.request.operation.reads)
     }
 
     fn bytes(&self) -> u64 {
@@ -333,7 +336,7 @@ impl<'a> Draft<'a> {
         let on_device = all_there && (more || self.loads_first());
         let on_host = more && !self.loads_first() && limits.host_memory > 0 && !all_there;
         let large = operation.bytes > CACHED_BYTES;
-        if operation.trees == Trees::AsTheyLie {
+        if operation.reads == Reads::AsTheyLie {
             // Copies are built of nonzeros.
             return Ok(());
         }
@@ -567,7 +570,7 @@ impl<'a> Draft<'a> {
             modes,
             copies_bytes: self.copies_bytes(),
             rows_per_nonzero: self.rows_per_nonzero,
-            reads_trees: request.operation.trees == Trees::AsTheyLie && expand::are_trees(self.store),
+            as_they_lie: request.operation.reads == Reads::AsTheyLie && expand::can_lie(self.store),
             deterministic: request.limits.deterministic,
             memory_bytes: self.bytes(),
             host_bytes: copied + self.lanes.result_bytes.saturating_mul(self.lanes.count as u64),
@@ -585,6 +588,6 @@ impl<'a> Draft<'a> {
 /// Bytes of the longest chunk on the device.
 fn longest(store: &Store, operation: &Operation) -> u64 {
     let chunks = &store.manifest().chunks;
-    let bytes = |number: usize| expand::bytes_there(store, number, operation.trees);
+    let bytes = |number: usize| expand::bytes_there(store, number, operation.reads);
     (0..chunks.len()).map(bytes).max().unwrap_or(0)
 }
