@@ -96,7 +96,7 @@ struct Section {
 struct Header {
     u32 nnz;
     u32 value_encoding;
-    Section first, second, values;   // TILES and COLUMNS, BLOCKS and INDEX, or LEVELS and COLUMNS
+    Section first, second, values;   // TILES, LEVELS or SEGMENTS and COLUMNS, or BLOCKS and INDEX
 };
 
 // One of the sections whose table begins at `table`; a chunk that kernels read has at most four.

@@ -48,7 +48,7 @@ struct SegmentParts {
     }
 
     __device__ __forceinline__ u32 flag_words() const { return (h.nnz + 31) / 32; }
-    // Behind the image: of each tile of nonzeros, the segments that begin before it.
+    // Behind the sections: of each tile of nonzeros, the segments that begin before it.
     __device__ __forceinline__ u32* before() const
     {
         const auto end_of = [](const Section& section) { return (u64)section.at + section.bytes; };

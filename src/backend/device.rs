@@ -109,7 +109,7 @@ pub struct KernelSource {
     pub variant: Option<MttkrpVariant>,
     /// Where an L2 cache cannot hold the factors: rows that a mode has in a group of tiles for each nonzero, on average.
     pub rows_per_nonzero: Option<f64>,
-    /// Whether kernels read trees as they lie; a plan says so.
+    /// Whether kernels read trees and segments as they lie; a plan says so.
     pub as_they_lie: bool,
 }
 

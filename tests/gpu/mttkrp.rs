@@ -407,6 +407,48 @@ fn for_each<C: Sync>(cases: &[C], test: &(dyn Fn(&C, &mut Tally) + Sync)) -> Tal
     all
 }
 
+/// Segments as they lie, streamed and with some chunks that stay, of one product mode and of all but one.
+fn segments_in<T: Real + bytemuck::Pod>(device: &Arc<Device>) {
+    let all: [&[u64]; 5] = [
+        &[300, 7000],
+        &[50, 4000, 7],
+        &[91, 24, 885, 141],
+        &[20, 30, 40, 50, 60],
+        &[9, 8, 7, 6, 5, 40, 30, 20],
+    ];
+    let mut tally = Tally::default();
+    for dims in all {
+        let tensor = skewed(dims, 5000, 7, values::few);
+        for kind in [Kind::FcooMttkrp, Kind::FcooTtm] {
+            let dir = tempfile::tempdir().unwrap();
+            let modes: Vec<usize> = (0..dims.len()).collect();
+            let store = serving_view(
+                &packed(&tensor, &options(&dir.path().join("store"), kind, SMALL_CHUNKS)),
+                &modes,
+            );
+            let factors = seeded_factors::<T>(&Sys::default(), &store.manifest().shape, 17, 3).unwrap();
+            let oracle = oracle::mttkrp(&mut &tensor, &factors, &modes).unwrap();
+            for residency in [Residency::Streamed, Residency::Half] {
+                tally.runs += 1;
+                let kernels = tally.kernels(device, T::PRECISION, dims.len());
+                let (results, _) = run(device, &store, &factors, &kernels, 2, residency);
+                for (expected, (mode, result)) in oracle.iter().zip(&results) {
+                    let comparison = expected.compare(result, dims.len(), SHARE);
+                    assert!(comparison.holds, "{dims:?} {kind:?} {residency:?} mode {}", mode + 1);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn segments_of_every_kind_agree_with_the_oracle() {
+    on_a_device(module_path!(), "segments_of_every_kind_agree_with_the_oracle", |device| {
+        segments_in::<f64>(device);
+        segments_in::<f32>(device);
+    });
+}
+
 /// Slots without a nonzero, more of them than a tile has, take the row of their own fiber's nonzero: all others are infinite.
 fn padding_is_of_its_fiber_in<T: Real + bytemuck::Pod>(device: &Arc<Device>) {
     const RANK: usize = 20;

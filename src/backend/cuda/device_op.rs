@@ -53,7 +53,7 @@ pub trait DeviceOp {
         true
     }
 
-    /// Whether its kernels read trees as they lie. They do if the plan says so.
+    /// Whether its kernels read trees and segments as they lie. They do if the plan says so.
     fn as_they_lie(&self) -> bool {
         false
     }

@@ -1,6 +1,6 @@
 //! What chunks are on the device. Trees, segments and coordinates become `tiled` images there (kernels/expand.cuh), behind the copy, so that
 //! every kernel reads them. Such an image is not packed: 4 bytes for each index and 8 for the value of a nonzero, in device memory only. If
-//! the plan says that kernels read trees and segments as they lie, a chunk is its image; behind that of segments, their number before
+//! the plan says that kernels read trees and segments as they lie, a chunk is its image; behind the sections of segments, their number before
 //! each tile is written.
 
 use super::abi::{ExpandArgs, SORT_THREADS, TILE_THREADS};
@@ -105,6 +105,12 @@ pub(super) fn bytes_there(store: &Store, number: usize, reads: Reads) -> u64 {
     }
 }
 
+/// The first chunk that is too long for a `tiled` image of its nonzeros.
+pub(super) fn too_long(store: &Store) -> Option<usize> {
+    let bytes = |number| bytes_there(store, number, Reads::Nonzeros);
+    (0..store.manifest().chunks.len()).find(|&number| bytes(number) > u64::from(u32::MAX))
+}
+
 /// What images on the device are aligned to, in bytes.
 const IMAGE_ALIGN: u64 = 256;
 
@@ -153,12 +159,11 @@ const SEGMENT_BLOCKS: u32 = 512;
 impl Expander {
     /// For the chunks of a store; nothing if none takes work.
     pub fn new(device: &Arc<Device>, store: &Store, reads: Reads) -> Result<Option<Self>> {
-        let chunks = 0..store.manifest().chunks.len();
-        if chunks.clone().all(|number| work_of(store, number, reads) == Work::Nothing) {
+        let mut chunks = 0..store.manifest().chunks.len();
+        if chunks.all(|number| work_of(store, number, reads) == Work::Nothing) {
             return Ok(None);
         }
-        let is_long = |&n: &usize| bytes_there(store, n, reads) > u64::from(u32::MAX);
-        let long = chunks.clone().find(|n| work_of(store, *n, reads) == Work::Expand && is_long(n));
+        let long = if reads == Reads::AsTheyLie { None } else { too_long(store) };
         if let Some(number) = long {
             return Err(Error::request(format!(
                 "chunk {} is too long for a GPU once it is nonzeros: take `Device::Cpu`, or pack with smaller `chunk_bytes`",
@@ -190,25 +195,26 @@ impl Expander {
         let format = &manifest.partitions[self.store.part_of(number)].format;
         let (shape, mut dims) = (&manifest.shape, [1; ORDER_MAX]);
         dims[..shape.order()].copy_from_slice(shape.dims());
-        let layout = ExpandLayout::new(header.nnz.into(), shape.order() as u64);
-        let at = |offset: u64| u32::try_from(offset).expect("images are shorter than 4 GiB");
-        let arguments = ExpandArgs {
+        let mut arguments = ExpandArgs {
             from,
             image,
             fault: self.fault.address(),
             number: u32::try_from(number).unwrap_or(u32::MAX),
             order: u32::try_from(shape.order()).unwrap_or(0),
-            tiles_at: at(layout.tiles_at),
-            columns_at: at(layout.columns_at),
-            values_at: at(layout.values_at),
             product: format.product_modes(),
             dims,
+            ..ExpandArgs::default()
         };
         if work(format, self.reads) == Work::Count {
             return stream.launch(&self.count, 1, SORT_THREADS, &arguments);
         }
         let kernel = LAYOUTS.iter().position(|&layout| layout == format.layout());
         let kernel = kernel.expect("what kernels read as it lies needs no image");
+        let layout = ExpandLayout::new(header.nnz.into(), shape.order() as u64);
+        let at = |offset: u64| u32::try_from(offset).expect("images are shorter than 4 GiB");
+        arguments.tiles_at = at(layout.tiles_at);
+        arguments.columns_at = at(layout.columns_at);
+        arguments.values_at = at(layout.values_at);
         let tiles = blocks_of(format.slots_max(header.nnz.into()), 1);
         let blocks = match format.layout() {
             Layout::TREE => tiles.div_ceil(WARPS),

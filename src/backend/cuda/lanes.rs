@@ -11,13 +11,13 @@ use std::sync::Arc;
 /// A stream with its device buffer.
 #[derive(Debug)]
 pub(super) struct CopyLane {
-    /// Copies into the buffer, or makes the image there of what is staged.
+    /// Copies into the buffer and counts segments there, or makes the image there of what is staged.
     pub(super) copy: Stream,
     /// `None` where all chunks are resident.
     pub(super) memory: Option<Memory>,
     /// Where chunks wait until they are nonzeros; `None` if kernels read them as they lie.
     pub(super) staging: Option<Memory>,
-    /// When the chunk there is nonzeros.
+    /// When the chunk there is nonzeros, or its segments are counted.
     pub(super) expanded: Option<Arc<Event>>,
     /// When the kernel is done with what the buffer holds.
     pub(super) used: Option<Arc<Event>>,

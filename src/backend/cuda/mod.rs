@@ -523,8 +523,8 @@ impl<O: DeviceOp> Backend for CudaBackend<O> {
         if self.gathering.is_some() {
             self.sort_group()?;
         }
-        let of_trees = self.expander.as_ref().map(Expander::damaged_chunk).transpose()?.flatten();
-        if let Some(number) = of_trees.into_iter().chain(self.op.damaged_chunk()?).min() {
+        let of_expander = self.expander.as_ref().map(Expander::damaged_chunk).transpose()?.flatten();
+        if let Some(number) = of_expander.into_iter().chain(self.op.damaged_chunk()?).min() {
             return Err(out_of_range(&self.store, number));
         }
         self.squares.take().map_or(Ok(()), |squares| squares.check())?;

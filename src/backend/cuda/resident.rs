@@ -18,7 +18,7 @@ pub(super) struct Resident {
     pub(super) offsets: Vec<usize>,
     /// Of each cover that is read, those of its chunks that stay.
     pub(super) lists: Vec<ResidentList>,
-    /// What of trees stays.
+    /// What of trees and segments stays.
     reads: Reads,
     /// Whether a pass has brought them.
     pub(super) there: bool,

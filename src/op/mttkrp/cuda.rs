@@ -1,6 +1,6 @@
 //! MTTKRP on a GPU: a part per mode, and one kernel for all parts that read the same chunk (kernels/mttkrp.cuh; of trees as they lie
-//! kernels/branches.cuh). Also SpTTMc, whose products have other columns ([`Columns`]). Its parts have a launch each, since their results differ in
-//! width.
+//! kernels/branches.cuh, of segments also segments.cuh). Also SpTTMc, whose products have other columns ([`Columns`]). Its parts have
+//! a launch each, since their results differ in width.
 //!
 //! Products are in the precision of the factors or, if a pass requests it, in f64 ([`DeviceMttkrp::aim`]). At most
 //! [`SHARE`](crate::backend::cuda::abi::SHARE) additions are in that precision; longer sums are in f64.
@@ -303,12 +303,11 @@ fn layout_there(store: &Store) -> KernelLayout {
 
 /// The product modes of the chunks that serve `mode`, if they are segments.
 fn product_modes(store: &Store, mode: usize) -> u32 {
-    let (manifest, chunks) = (store.manifest(), store.chunks_for(mode));
-    if chunks.is_empty() {
-        0
-    } else {
-        manifest.partitions[store.part_of(chunks.start)].format.product_modes()
-    }
+    let of = |number| store.manifest().partitions[store.part_of(number)].format.product_modes();
+    let mut masks = store.chunks_for(mode).map(of);
+    let first = masks.next().unwrap_or(0);
+    debug_assert!(masks.all(|mask| mask == first), "a cover of segments is one partition");
+    first
 }
 
 /// Whether chunks hold decimals where kernels read them as they lie.

@@ -70,7 +70,7 @@ pub fn again(store: &Store, plan: &DevicePlan, shortfall: Shortfall) -> Result<D
 }
 
 /// Plans a request. The same request, device and store give the same plan. If kernels can read chunks as they lie, they do unless copies are
-/// built, which takes nonzeros, or converting them once pays.
+/// built, which takes nonzeros, converting them once pays, or many slots may hold none.
 fn make(facts: &Facts, store: &Store, request: &DeviceRequest) -> Result<DevicePlan> {
     if request.operation.reads != Reads::Either {
         return make_with(facts, store, request);
@@ -106,6 +106,7 @@ fn is_converted_once(store: &Store, operation: &Operation, plan: &DevicePlan) ->
     let chunks: Vec<_> = operation.modes.iter().map(|&mode| store.chunks_for(mode)).collect();
     let shared = chunks.iter().enumerate().any(|(n, own)| chunks[..n].contains(own));
     plan.resident().0 == store.manifest().chunks.len()
+        && expand::too_long(store).is_none()
         && (operation.alternating || !shared || expand::are_segments(store))
 }
 
