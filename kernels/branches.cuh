@@ -105,12 +105,7 @@ template <class SHAPE> __device__ __forceinline__ void ranks_of(const u32* marks
     u32 sum = 0;
 #pragma unroll
     for (u32 k = 0; k < EACH; ++k) sum += EACH * lane + k < WORDS ? __popc(marks[EACH * lane + k]) : 0;
-    u32 upto = sum;
-#pragma unroll
-    for (u32 distance = 1; distance < 32; distance *= 2) {
-        const u32 other = __shfl_up_sync(~0u, upto, distance);
-        if (lane >= distance) upto += other;
-    }
+    const u32 upto = sum_upto(sum);
     u32 before = __shfl_sync(~0u, upto - sum, own / EACH);
 #pragma unroll
     for (u32 k = 1; k < EACH; ++k) before += own % EACH >= k ? __popc(marks[own - k]) : 0;

@@ -417,13 +417,7 @@ __device__ inline void count(const ExpandArgs& a)
             if (threadIdx.x % OF_TILE == 0) of_tiles[(k * BLCO_SORT_THREADS + threadIdx.x) / OF_TILE] = sum;
         }
         __syncthreads();
-        const u32 own = of_tiles[threadIdx.x];
-        u32 upto = own;
-#pragma unroll
-        for (u32 distance = 1; distance < 32; distance *= 2) {
-            const u32 other = __shfl_up_sync(~0u, upto, distance);
-            if (lane >= distance) upto += other;
-        }
+        const u32 own = of_tiles[threadIdx.x], upto = sum_upto(own);
         if (lane == 31) of_warps[warp] = upto;
         __syncthreads();
         u32 start = before + upto - own;

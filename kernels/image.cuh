@@ -152,6 +152,18 @@ __device__ __forceinline__ u32 width_of(u32 largest)
     return 32 - __clz((int)largest);
 }
 
+// The sum of `own` over the threads of a warp up to this one. Whole warps call it.
+__device__ __forceinline__ u32 sum_upto(u32 own)
+{
+    u32 sum = own;
+#pragma unroll
+    for (u32 distance = 1; distance < 32; distance *= 2) {
+        const u32 other = __shfl_up_sync(~0u, sum, distance);
+        if (threadIdx.x % 32 >= distance) sum += other;
+    }
+    return sum;
+}
+
 // Brings the index of a damaged file into its mode's range.
 __device__ __forceinline__ u32 inside(u32 index, u32 highest, bool& bad)
 {

@@ -1,4 +1,5 @@
-// Reads an image of segments in place (formats-spec/formats.md, layout 4). What flags say is counted by `count`, once behind the copy.
+// Reads an image of segments in place (formats-spec/formats.md, layout 4). The segments before each tile are counted
+// once behind the copy (`count_segments`; expand.cuh).
 #pragma once
 #include "tile.cuh"
 
@@ -9,12 +10,7 @@ struct Ranks {
 
     __device__ __forceinline__ explicit Ranks(u32 word_) : word(word_)
     {
-        upto = __popc(word);
-#pragma unroll
-        for (u32 distance = 1; distance < 32; distance *= 2) {
-            const u32 other = __shfl_up_sync(~0u, upto, distance);
-            if (threadIdx.x % 32 >= distance) upto += other;
-        }
+        upto = sum_upto(__popc(word));
         before = upto - __popc(word);
     }
     // Of the bits up to bit i, i among them.

@@ -2,7 +2,7 @@
 // each digit in each thread block, `scan` adds up the counts, `scatter` moves the pairs. Each thread block takes consecutive
 // portions, so pairs with the same digit keep their order.
 #pragma once
-#include "abi.h"
+#include "image.cuh"
 
 namespace mode_sorted {
 
@@ -75,12 +75,7 @@ __device__ inline void count(const SortArgs& a)
 __device__ __forceinline__ u32 sum_before(u32 number, u32 (&warps)[WARPS])
 {
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    u32 sum = number;
-#pragma unroll
-    for (u32 distance = 1; distance < 32; distance *= 2) {
-        const u32 other = __shfl_up_sync(~0u, sum, distance);
-        if (lane >= distance) sum += other;
-    }
+    u32 sum = sum_upto(number);
     if (lane == 31) warps[warp] = sum;
     __syncthreads();
     for (u32 w = 0; w < warp; ++w) sum += warps[w];

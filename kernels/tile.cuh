@@ -137,13 +137,7 @@ template <class SHAPE> __device__ __forceinline__ void add_up(u32* count, u32* w
         before[k] = sum;
         sum += mine[k];
     }
-    u32 upto = sum;
-    const u32 lane = threadIdx.x % 32, warps = threadIdx.x / 32;
-#pragma unroll
-    for (u32 distance = 1; distance < 32; distance *= 2) {
-        const u32 other = __shfl_up_sync(~0u, upto, distance);
-        if (lane >= distance) upto += other;
-    }
+    const u32 upto = sum_upto(sum), lane = threadIdx.x % 32, warps = threadIdx.x / 32;
     if (lane == 31) warp[warps] = upto;
     __syncthreads();
     // The sum of the warps before this one.

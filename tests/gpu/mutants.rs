@@ -40,12 +40,12 @@ fn mttkrp(
     store: &Store,
     factors: &[Matrix<f64>],
     order: DeviceOrder,
-    lies: bool,
+    as_they_lie: bool,
 ) -> Result<Vec<(usize, Matrix<f64>)>> {
     let (shape, rank) = (&store.manifest().shape, factors[0].columns());
     let modes: Vec<usize> = (0..shape.order()).collect();
     let mut operation = mttkrp_on_gpu::operation::<f64>(shape, &modes, rank);
-    if lies {
+    if as_they_lie {
         operation.reads = Reads::AsTheyLie;
     }
     let limits = DeviceLimits { lanes: Some(2), passes: 2, order, ..DeviceLimits::default() };
@@ -101,8 +101,8 @@ fn compare(device: &Arc<Device>, store: &Store, turn: usize, judgement: &Judgeme
     let order = if tiled { ORDERS[turn % 3] } else { DeviceOrder::Store };
     let factors = factors(store);
     let are = |layout| store.manifest().partitions.iter().all(|p| p.format.layout() == layout);
-    let lies = (are(Layout::TREE) || are(Layout::SEGMENTS)) && !turn.is_multiple_of(4);
-    let results = mttkrp(device, store, &factors, order, lies);
+    let as_they_lie = (are(Layout::TREE) || are(Layout::SEGMENTS)) && !turn.is_multiple_of(4);
+    let results = mttkrp(device, store, &factors, order, as_they_lie);
     let error = results.as_ref().err().map(ToString::to_string);
     let sorts = order != DeviceOrder::Store;
     if !(sorts && refuses_the_range(error.as_deref(), store, read)) {
