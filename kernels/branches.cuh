@@ -338,7 +338,9 @@ __device__ __forceinline__ void mttkrp_tree(const MttkrpArgs& a)
             const Target target = a.targets[(i + blockIdx.x) % a.target_count];
             if (is_long && target.mode != leaves) continue;
             __syncthreads();
-            const u32 nnz = reorder(branches.group, a, front, target.mode, slots);
+            // Slices are in order of their own mode.
+            const bool ordered = i == 0 && target.mode == branches.frame.mode[root_of<ORDER>(a)];
+            const u32 nnz = ordered ? put_first(branches.group, target.mode, slots) : reorder(branches.group, a, front, target.mode, slots);
             front = target.mode;
             reduce<FACTOR, Columns>(branches.group, a, target.mode, nnz, rank, sums_of<RANK>(a, target));
         }

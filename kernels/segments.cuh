@@ -59,6 +59,12 @@ struct SegmentParts {
 struct Segments {
     static __device__ Header header_of(const u8* image) { return header(image, SECTION_SEGMENTS, SECTION_COLUMNS); }
 
+    // Segments are in order of their own mode, if they have one.
+    static __device__ __forceinline__ bool is_ordered_by(const MttkrpArgs& a, u32 mode)
+    {
+        return (a.product | 1u << mode) == (1u << a.order) - 1 && (a.product >> mode & 1) == 0;
+    }
+
     template <class T, int ORDER, int PER>
     static __device__ __forceinline__ void decode(u32 (&index)[PER][ORDER], T (&value)[PER], const MttkrpArgs& a, const Header& h,
                                                   u32 t, const Slots& slots, bool& bad)

@@ -49,6 +49,9 @@ struct Tiled {
         return header(image, SECTION_TILES, SECTION_COLUMNS);
     }
 
+    // Whether rows of a mode ascend in every chunk. If so, ordering would only cost time; rows in another order, only updates.
+    static __device__ __forceinline__ bool is_ordered_by(const MttkrpArgs&, u32) { return false; }
+
     template <class T, int ORDER, int PER>
     static __device__ __forceinline__ void decode(u32 (&index)[PER][ORDER], T (&value)[PER], const MttkrpArgs& a, const Header& h,
                                                   u32 t, const Slots& slots, bool& bad)
@@ -76,6 +79,8 @@ struct Raw {
     {
         return header(image, SECTION_BLOCKS, SECTION_INDEX);
     }
+
+    static __device__ __forceinline__ bool is_ordered_by(const MttkrpArgs&, u32) { return false; }
 
     // The last of the BLCO blocks that starts at or before nonzero i.
     static __device__ __forceinline__ u32 block_of(const Header& h, u32 i)
@@ -178,10 +183,10 @@ __device__ __forceinline__ void order_by_row(Group<T, ORDER, SHAPE, S>& group, c
     __syncthreads();
 }
 
-// Decodes the SHAPE::TILES tiles of an image from tile t on, or as many as there are, into `group`. SORTED tiles keep their order;
-// others are ordered by row of the target `mode` (order_by_row). Returns the number of nonzeros, padded with zeros to whole batches.
-// The whole thread block calls it and sees the group on return. If tiles are SORTED, a warp sees only its own shares, and no warp waits
-// for another.
+// Decodes the SHAPE::TILES tiles of an image from tile t on, or as many as there are, into `group`. SORTED tiles keep their order, and
+// so do those that are in order of the target `mode` by their layout; others are ordered by its row (order_by_row). Returns the number of
+// nonzeros, padded with zeros to whole batches. The whole thread block calls it and sees the group on return. If tiles are SORTED, a warp
+// sees only its own shares, and no warp waits for another.
 template <class LAYOUT, bool SORTED, class T, int ORDER, class SHAPE, class S>
 __device__ __forceinline__ u32 gather(Group<T, ORDER, SHAPE, S>& group, const MttkrpArgs& a, u32 mode, const u8* image, u32 t,
                                       bool& bad)
@@ -196,7 +201,8 @@ __device__ __forceinline__ u32 gather(Group<T, ORDER, SHAPE, S>& group, const Mt
     const u32 slots_end = nnz == 0 ? 0 : padded < end ? padded - start : BLCO_TILE_NNZ;
     const u32 of_tile = threadIdx.x % SHAPE::OF_TILE;
     const Slots slots = SORTED ? Slots{of_tile / 32 * 32 * PER + of_tile % 32, 32, nnz} : Slots{of_tile, SHAPE::OF_TILE, nnz};
-    if (!SORTED) clear_counts(group);
+    const bool ordered = SORTED || LAYOUT::is_ordered_by(a, mode);
+    if (!ordered) clear_counts(group);
     u32 index[PER][ORDER], at[PER], row[PER];
     T value[PER];
     if (nnz > 0) LAYOUT::template decode<T, ORDER, PER>(index, value, a, h, t + mine, slots, bad);
@@ -213,7 +219,7 @@ __device__ __forceinline__ u32 gather(Group<T, ORDER, SHAPE, S>& group, const Mt
 #pragma unroll
     for (int m = 0; m < ORDER; ++m) column[m] = (m == (int)mode ? 0 : m == 0 ? mode : m) * SHAPE::NNZ;
     const auto there = [&](int k) { return slots.first + k * slots.step < slots_end; };
-    if (!SORTED) order_by_row(group, row, there, at);
+    if (!ordered) order_by_row(group, row, there, at);
 #pragma unroll
     for (int k = 0; k < PER; ++k) {
         if (!there(k)) continue;
@@ -266,4 +272,22 @@ __device__ __forceinline__ u32 reorder(Group<T, ORDER, SHAPE, S>& group, const M
     }
     __syncthreads();
     return padded;
+}
+
+// Leaves a group that is there in its order, but lets the rows of `mode` come first. The whole thread block calls it and sees the group on
+// return. Returns the number of its first `nnz` nonzeros, padded to whole batches.
+template <class T, int ORDER, class SHAPE, class S>
+__device__ __forceinline__ u32 put_first(Group<T, ORDER, SHAPE, S>& group, u32 mode, u32 nnz)
+{
+    constexpr int PER = SHAPE::PER;
+    if (mode != 0) {
+        const u32 own = group.place(PER * threadIdx.x);
+        u32 rows[PER], others[PER];
+        take(group.index[mode] + own, rows);
+        take(group.index[0] + own, others);
+        put(group.index[0] + own, rows);
+        put(group.index[mode] + own, others);
+        __syncthreads();
+    }
+    return (nnz + S::BATCH - 1) / S::BATCH * S::BATCH;
 }

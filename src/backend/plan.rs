@@ -312,7 +312,7 @@ pub struct LanesPlan {
     pub count: usize,
     /// Bytes of a lane's buffer for an image; 0 where none needs one.
     pub image_bytes: u64,
-    /// Bytes of its second buffer, in which trees, segments and coordinates wait until they are tiles; 0 for other formats.
+    /// Bytes of its second buffer, in which chunks wait that are converted to tiles; 0 if none are.
     pub staging_bytes: u64,
     /// Bytes of its buffers for results, on the device and, pinned, on the host.
     pub result_bytes: u64,

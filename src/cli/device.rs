@@ -115,7 +115,8 @@ fn modes_text(device: &DevicePlan) -> String {
         let since = if device.deterministic { "" } else { ", from the second pass on" };
         format!("  order   mode {}: {which}{since}; {}\n", mode.mode, mode.why)
     };
-    let chunks = if device.as_they_lie { "  chunks  are read as they lie\n" } else { "" };
+    let chunks =
+        if device.as_they_lie { "  chunks  of trees and segments are read as they lie\n" } else { "" };
     let modes = device.modes.iter().enumerate().filter(|(_, mode)| !mode.why.is_empty()).map(line);
     std::iter::once(chunks.to_owned()).chain(modes).collect()
 }

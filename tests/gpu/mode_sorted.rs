@@ -11,8 +11,9 @@
 
 use crate::common::{Kind, SMALL_CHUNKS, Tensor, exported, options, packed, values};
 use crate::on_a_device::{on_a_device, on_the_mock};
-use blco::internals::backend::cuda::abi::{Chunk, SHARE, TILE};
+use blco::internals::backend::cuda::abi::{Chunk, SHARE, SORTED_TILES, TILE};
 use blco::internals::backend::cuda::driver::{Device, Memory, Priority, Stream};
+use blco::internals::backend::cuda::kernels::KernelLayout;
 use blco::internals::backend::cuda::mode_sorted::{
     BuildInput, CopyPlan, FiberKernels, SortKernels, SortedCopy, build, value_encoding,
 };
@@ -284,7 +285,7 @@ fn mttkrp_of_a_copy_agrees_with_the_oracle() {
                 let plan = resident.plan(device, &store, mode, Precision::F32, 2048);
                 let copy =
                     build(input(device, &kernels, &stream, &store, &plan, resident.list()), None).unwrap();
-                let (chunks, blocks) = copy.chunks(op.tiles_per_block(true), first);
+                let (chunks, blocks) = copy.chunks(SORTED_TILES, first);
                 let mut list = device.memory(size_of_val(&chunks[..])).unwrap();
                 list.write(&chunks).unwrap();
                 let chunks = (list.address(), u32::try_from(chunks.len()).unwrap());
@@ -293,7 +294,14 @@ fn mttkrp_of_a_copy_agrees_with_the_oracle() {
                 op.launch(
                     &[mode],
                     &stream,
-                    &Launch { blocks, chunks, one: Chunk::default(), nonzeros: Nonzeros::Sorted, results: 0 },
+                    &Launch {
+                        blocks,
+                        chunks,
+                        one: Chunk::default(),
+                        layout: KernelLayout::Tiled,
+                        nonzeros: Nonzeros::Sorted,
+                        results: 0,
+                    },
                 )
                 .unwrap();
                 op.finish(mode, true, &stream).unwrap();
@@ -327,7 +335,7 @@ fn damaged_image(
     image[columns.unwrap()].fill(0xff);
     let mut damaged = device.memory(size_of_val(&words[..])).unwrap();
     damaged.write(&words).unwrap();
-    let (mut chunks, blocks) = copy.chunks(op.tiles_per_block(true), first);
+    let (mut chunks, blocks) = copy.chunks(SORTED_TILES, first);
     for chunk in &mut chunks {
         chunk.image = chunk.image - copy.memory().address() + damaged.address();
     }
@@ -335,7 +343,14 @@ fn damaged_image(
     list.write(&chunks).unwrap();
     let chunks = (list.address(), u32::try_from(chunks.len()).unwrap());
     op.begin(0, Some(&copy.empty), stream).unwrap();
-    let work = Launch { blocks, chunks, one: Chunk::default(), nonzeros: Nonzeros::Sorted, results: 0 };
+    let work = Launch {
+        blocks,
+        chunks,
+        one: Chunk::default(),
+        layout: KernelLayout::Tiled,
+        nonzeros: Nonzeros::Sorted,
+        results: 0,
+    };
     op.launch(&[0], stream, &work).unwrap();
     stream.synchronize().unwrap();
     op.damaged_chunk().unwrap()

@@ -30,8 +30,8 @@ pub(super) struct PartCopy {
 }
 
 impl PartCopy {
-    fn new(device: &Arc<Device>, copy: SortedCopy, tiles_per_block: u32, first_number: u32) -> Result<Self> {
-        let (chunks, blocks) = copy.chunks(tiles_per_block, first_number);
+    fn new(device: &Arc<Device>, copy: SortedCopy, first_number: u32) -> Result<Self> {
+        let (chunks, blocks) = copy.chunks(SORTED_TILES, first_number);
         let images = u32::try_from(chunks.len()).unwrap_or(u32::MAX);
         let held_bytes = copy.memory().bytes() + copy.empty.bytes();
         Ok(Self { list: list(device, &chunks)?, copy, images, blocks, along_fibers: false, held_bytes })
@@ -137,7 +137,8 @@ impl<O: DeviceOp> CudaBackend<O> {
         let (store, device, manifest) = (&self.store, &self.device, self.store.manifest());
         let planned = self.plan.build.as_ref().expect("copies are the plan's");
         let copy = CopyPlan::of_group(&device.facts, manifest, planned, group, 0)?;
-        let list = list(device, &chunks_at(at, &offsets, planned.groups[group].start, tiles_of(store)))?;
+        let numbered = (planned.groups[group].start..).zip(offsets.iter().copied());
+        let list = list(device, &chunks_at(at, numbered, tiles_of(store)).0)?;
         let chunks = (list.address(), u32::try_from(offsets.len()).unwrap_or(u32::MAX));
         let kernels = self.sort_kernels.as_ref().expect("just loaded");
         let (stream, room, finder) =
@@ -153,7 +154,7 @@ impl<O: DeviceOp> CudaBackend<O> {
         let found = finder.along(input, leaf, (room, beside));
         self.plan = plan;
         let FiberLists { count, nonzeros, entries, seconds, .. } = found?;
-        let mut nonzeros = PartCopy::new(&self.device, nonzeros, SORTED_TILES, self.chunk_count())?;
+        let mut nonzeros = PartCopy::new(&self.device, nonzeros, self.chunk_count())?;
         let nnz = nonzeros.nnz();
         nonzeros.held_bytes += self.op.fiber_bytes(leaf, count, nnz).unwrap_or(0);
         let fibers = Fibers { nonzeros, leaf, count };
@@ -209,7 +210,7 @@ impl<O: DeviceOp> CudaBackend<O> {
         let copy =
             mode_sorted::build(BuildInput { device, kernels, stream, store, plan: &copy, chunks }, None)?;
         self.log.pass.build_seconds += copy.seconds.all();
-        let mut copy = PartCopy::new(device, copy, SORTED_TILES, self.chunk_count())?;
+        let mut copy = PartCopy::new(device, copy, self.chunk_count())?;
         copy.along_fibers = true;
         copy.held_bytes += self.op.sorted_bytes(nnz.iter().sum());
         self.op.sort(p, copy.blocks, None, true)?;
@@ -235,7 +236,7 @@ impl<O: DeviceOp> CudaBackend<O> {
         let sorted_bytes = self.op.sorted_bytes(nnz);
         let group = self.plan.build.as_ref().map_or(0, |build| build.group_of(&chunks));
         let copy = self.build(p, group, (at, &offsets), held + sorted_bytes)?;
-        let mut copy = PartCopy::new(&self.device, copy, self.op.tiles_per_block(true), numbers)?;
+        let mut copy = PartCopy::new(&self.device, copy, numbers)?;
         copy.held_bytes += sorted_bytes;
         self.op.sort(p, copy.blocks, copy.copy.stretch.as_ref(), false)?;
         Ok(copy)
@@ -255,7 +256,8 @@ impl<O: DeviceOp> CudaBackend<O> {
         let planned = self.plan.build.as_ref().expect("copies are the plan's");
         let copy = CopyPlan::of_group(&device.facts, manifest, planned, number, self.plan.modes[p].mode - 1)?;
         self.check_room(&copy, held)?;
-        let list = list(device, &chunks_at(at, offsets, planned.groups[number].start, tiles_of(store)))?;
+        let numbered = (planned.groups[number].start..).zip(offsets.iter().copied());
+        let list = list(device, &chunks_at(at, numbered, tiles_of(store)).0)?;
         let chunks = (list.address(), u32::try_from(offsets.len()).unwrap_or(u32::MAX));
         let kernels = self.sort_kernels.as_ref().expect("loaded just now, or before");
         let (stream, share) = (&self.parts[p].resident, self.plan.share());

@@ -2,6 +2,7 @@
 
 use super::abi::Chunk;
 use super::driver::{Memory, Stream};
+use super::kernels::KernelLayout;
 use super::mode_sorted::Stretch;
 use crate::error::Result;
 use crate::format::ChunkView;
@@ -20,6 +21,8 @@ pub struct Launch {
     pub chunks: (u64, u32),
     /// The only chunk.
     pub one: Chunk,
+    /// Their layout.
+    pub layout: KernelLayout,
     /// Which nonzeros they hold.
     pub nonzeros: Nonzeros,
     /// Address to which the chunk's results go, if they leave the device before the pass ends.
@@ -140,8 +143,8 @@ pub trait DeviceOp {
         Ok(())
     }
 
-    /// Tiles of a chunk that a thread block takes.
-    fn tiles_per_block(&self, _sorted: bool) -> u32 {
+    /// Tiles of a chunk of this layout, in the store's order, that a thread block takes.
+    fn tiles_per_block(&self, _layout: KernelLayout) -> u32 {
         1
     }
 

@@ -1,12 +1,12 @@
 //! What chunks are on the device. Trees, segments and coordinates become `tiled` images there (kernels/expand.cuh), behind the copy, so that
 //! every kernel reads them. Such an image is not packed: 4 bytes for each index and 8 for the value of a nonzero, in device memory only. If
-//! the plan says that kernels read trees and segments as they lie, a chunk is its image; behind the sections of segments, their number before
-//! each tile is written.
+//! the plan says that kernels read trees and segments as they lie, such a chunk is its image; behind the sections of segments, their number
+//! before each tile is written. Coordinates beside trees (`hbcsf`) become `tiled` images then too.
 
 use super::abi::{ExpandArgs, SORT_THREADS, TILE_THREADS};
 use super::driver::{Device, Kernel, Stream};
 use super::fault::Fault;
-use super::kernels::embedded_ptx;
+use super::kernels::{KernelLayout, embedded_ptx};
 use crate::backend::plan::Reads;
 use crate::encoding::TILE_NNZ;
 use crate::error::{Error, Result};
@@ -51,7 +51,7 @@ pub(super) fn is_expanded(format: &Format) -> bool {
 
 /// What is done with a chunk behind its copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Work {
+pub(super) enum Work {
     Nothing,
     /// Segments before each tile are counted.
     Count,
@@ -59,32 +59,67 @@ enum Work {
     Expand,
 }
 
-fn work(format: &Format, reads: Reads) -> Work {
+/// The layout of chunks of a format when kernels read them.
+fn layout(format: &Format, reads: Reads) -> KernelLayout {
     match (format.layout(), reads == Reads::AsTheyLie) {
-        (Layout::SEGMENTS, true) => Work::Count,
-        (_, false) if is_expanded(format) => Work::Expand,
+        (Layout::RAW, _) => KernelLayout::Raw,
+        (Layout::TREE, true) => KernelLayout::Tree,
+        (Layout::SEGMENTS, true) => KernelLayout::Segments,
+        _ => KernelLayout::Tiled,
+    }
+}
+
+fn format_of(store: &Store, number: usize) -> &Format {
+    &store.manifest().partitions[store.part_of(number)].format
+}
+
+/// The layout of chunk `number` when kernels read it.
+#[must_use]
+pub fn layout_there(store: &Store, number: usize, reads: Reads) -> KernelLayout {
+    layout(format_of(store, number), reads)
+}
+
+/// The layouts of all chunks of a store when kernels read them, at least one, `tiled` last.
+#[must_use]
+pub fn layouts_there(store: &Store, reads: Reads) -> Vec<KernelLayout> {
+    let mut found = Vec::new();
+    for number in 0..store.manifest().chunks.len() {
+        let layout = layout_there(store, number, reads);
+        if !found.contains(&layout) {
+            found.push(layout);
+        }
+    }
+    if found.is_empty() {
+        found.push(layout(store.manifest().format(), reads));
+    }
+    found.sort_by_key(|layout| *layout == KernelLayout::Tiled);
+    found
+}
+
+/// What is done with chunk `number`.
+pub(super) fn work(store: &Store, number: usize, reads: Reads) -> Work {
+    let format = format_of(store, number);
+    match layout(format, reads) {
+        KernelLayout::Segments => Work::Count,
+        KernelLayout::Tiled if is_expanded(format) => Work::Expand,
         _ => Work::Nothing,
     }
 }
 
-/// The same of chunk `number`.
-fn work_of(store: &Store, number: usize, reads: Reads) -> Work {
-    work(&store.manifest().partitions[store.part_of(number)].format, reads)
+/// Whether an image is made of chunk `number` behind its copy.
+#[must_use]
+pub fn is_made(store: &Store, number: usize, reads: Reads) -> bool {
+    work(store, number, reads) == Work::Expand
 }
 
-/// Whether all chunks of a store are of this layout.
-fn are(store: &Store, layout: Layout) -> bool {
-    store.manifest().partitions.iter().all(|partition| partition.format.layout() == layout)
+/// Whether a store has chunks that kernels can read as they lie.
+pub(super) fn can_lie(store: &Store) -> bool {
+    layouts_there(store, Reads::AsTheyLie)[0].is_as_packed()
 }
 
 /// Whether all chunks of a store are segments.
 pub(super) fn are_segments(store: &Store) -> bool {
-    are(store, Layout::SEGMENTS)
-}
-
-/// Whether there are kernels that read chunks of a store as they lie: if all are trees, or all are segments.
-pub(super) fn can_lie(store: &Store) -> bool {
-    are(store, Layout::TREE) || are_segments(store)
+    layouts_there(store, Reads::AsTheyLie) == [KernelLayout::Segments]
 }
 
 /// Whether slots without a nonzero, for which kernels work too, are at most an eighth as many as nonzeros.
@@ -95,7 +130,7 @@ pub(super) fn are_mostly_nonzeros(store: &Store) -> bool {
 /// Bytes that chunk `number` takes on the device when kernels read it.
 pub(super) fn bytes_there(store: &Store, number: usize, reads: Reads) -> u64 {
     let (manifest, entry) = (store.manifest(), &store.manifest().chunks[number]);
-    match work_of(store, number, reads) {
+    match work(store, number, reads) {
         Work::Nothing => entry.image_bytes,
         Work::Count => {
             let counts = entry.nnz.div_ceil(TILE_NNZ as u64) * size_of::<u32>() as u64;
@@ -105,10 +140,12 @@ pub(super) fn bytes_there(store: &Store, number: usize, reads: Reads) -> u64 {
     }
 }
 
-/// The first chunk that is too long for a `tiled` image of its nonzeros.
-pub(super) fn too_long(store: &Store) -> Option<usize> {
-    let bytes = |number| bytes_there(store, number, Reads::Nonzeros);
-    (0..store.manifest().chunks.len()).find(|&number| bytes(number) > u64::from(u32::MAX))
+/// The first chunk that is too long for the `tiled` image that it becomes.
+pub(super) fn too_long(store: &Store, reads: Reads) -> Option<usize> {
+    let is_long = |&number: &usize| {
+        is_made(store, number, reads) && bytes_there(store, number, reads) > u64::from(u32::MAX)
+    };
+    (0..store.manifest().chunks.len()).find(is_long)
 }
 
 /// What images on the device are aligned to, in bytes.
@@ -121,10 +158,10 @@ pub(super) fn resident_bytes(store: &Store, number: usize, reads: Reads) -> u64 
 
 /// Thread blocks that chunk `number` gets.
 pub(super) fn blocks_there(store: &Store, number: usize, reads: Reads, tiles_per_block: u32) -> u32 {
-    let nnz = store.manifest().chunks[number].nnz;
-    let format = &store.manifest().partitions[store.part_of(number)].format;
+    let (nnz, format) = (store.manifest().chunks[number].nnz, format_of(store, number));
     // Slots of a tree also hold padding.
-    blocks_of(if reads == Reads::AsTheyLie { format.slots_max(nnz) } else { nnz }, tiles_per_block)
+    let is_tree = layout(format, reads) == KernelLayout::Tree;
+    blocks_of(if is_tree { format.slots_max(nnz) } else { nnz }, tiles_per_block)
 }
 
 /// Thread blocks that this many nonzeros get.
@@ -136,7 +173,7 @@ pub(super) fn blocks_of(nnz: u64, tiles_per_block: u32) -> u32 {
 /// Bytes of a buffer in which chunks of a store wait for that; 0 where they need not.
 pub(super) fn staging_bytes(store: &Store, reads: Reads) -> u64 {
     let chunks = store.manifest().chunks.iter().enumerate();
-    let expanded = chunks.filter(|(number, _)| work_of(store, *number, reads) == Work::Expand);
+    let expanded = chunks.filter(|(number, _)| is_made(store, *number, reads));
     expanded.map(|(_, chunk)| chunk.image_bytes).max().unwrap_or(0)
 }
 
@@ -160,11 +197,10 @@ impl Expander {
     /// For the chunks of a store; nothing if none takes work.
     pub fn new(device: &Arc<Device>, store: &Store, reads: Reads) -> Result<Option<Self>> {
         let mut chunks = 0..store.manifest().chunks.len();
-        if chunks.all(|number| work_of(store, number, reads) == Work::Nothing) {
+        if chunks.all(|number| work(store, number, reads) == Work::Nothing) {
             return Ok(None);
         }
-        let long = if reads == Reads::AsTheyLie { None } else { too_long(store) };
-        if let Some(number) = long {
+        if let Some(number) = too_long(store, reads) {
             return Err(Error::request(format!(
                 "chunk {} is too long for a GPU once it is nonzeros: take `Device::Cpu`, or pack with smaller `chunk_bytes`",
                 store.number_of(number)
@@ -191,8 +227,7 @@ impl Expander {
         from: u64,
         image: u64,
     ) -> Result<()> {
-        let manifest = self.store.manifest();
-        let format = &manifest.partitions[self.store.part_of(number)].format;
+        let (manifest, format) = (self.store.manifest(), format_of(&self.store, number));
         let (shape, mut dims) = (&manifest.shape, [1; ORDER_MAX]);
         dims[..shape.order()].copy_from_slice(shape.dims());
         let mut arguments = ExpandArgs {
@@ -205,7 +240,7 @@ impl Expander {
             dims,
             ..ExpandArgs::default()
         };
-        if work(format, self.reads) == Work::Count {
+        if work(&self.store, number, self.reads) == Work::Count {
             return stream.launch(&self.count, 1, SORT_THREADS, &arguments);
         }
         let kernel = LAYOUTS.iter().position(|&layout| layout == format.layout());

@@ -13,6 +13,7 @@ use super::abi::{Chunk, SORTED_TILES};
 use super::copies::refused;
 use super::driver::{Device, Memory, Pinned, Stream};
 use super::expand::blocks_of;
+use super::kernels::KernelLayout;
 use super::mode_sorted::{SortedCopy, SortedImage};
 use super::plan::again;
 use super::{CudaBackend, DeviceOp, Launch, Nonzeros};
@@ -194,7 +195,7 @@ impl<O: DeviceOp> CudaBackend<O> {
                 let (Some(buffer), Some(memory)) = (image.buffer.take(), &lane.memory) else {
                     return Err(Error::request("an earlier pass failed; prepare again"));
                 };
-                let upload = lane.copy.upload(buffer, image.bytes, memory, 0, &copied)?;
+                let upload = self.lanes.copies.upload(buffer, image.bytes, memory, 0, &copied)?;
                 self.lent.push_back((upload, p, image_number));
                 self.log.pass.copied_chunks += 1;
                 self.log.pass.copied_bytes += image.bytes as u64;
@@ -204,7 +205,8 @@ impl<O: DeviceOp> CudaBackend<O> {
                     number: u32::try_from(number).unwrap_or(u32::MAX),
                 };
                 let blocks = blocks_of(image.nnz.into(), SORTED_TILES);
-                let work = Launch { blocks, chunks: (0, 0), one, nonzeros: Nonzeros::SortedPart, results: 0 };
+                let (chunks, layout) = ((0, 0), KernelLayout::Tiled);
+                let work = Launch { blocks, chunks, one, layout, nonzeros: Nonzeros::SortedPart, results: 0 };
                 let (op, stream) = (&mut self.op, &part.streamed);
                 stream.wait(&copied)?;
                 let launch = || op.launch(&[p], stream, &work).map(drop);
@@ -229,6 +231,7 @@ impl<O: DeviceOp> CudaBackend<O> {
         let images = self.parts.iter().flat_map(|part| &part.kept).map(|copy| copy.images.len());
         let chunks = self.store.manifest().chunks.len();
         let steps = 2 + usize::from(self.expander.is_some()) + usize::from(self.plan.lanes.result_bytes > 0);
-        steps * chunks + self.parts.len() + 1 + 2 * images.sum::<usize>()
+        let lists = self.resident.as_ref().map_or(0, |resident| resident.lists.len());
+        steps * chunks + lists + self.parts.len() + 1 + 2 * images.sum::<usize>()
     }
 }

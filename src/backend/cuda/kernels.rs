@@ -394,6 +394,12 @@ pub enum KernelLayout {
 }
 
 impl KernelLayout {
+    /// Whether it is that of trees or segments, as they lie.
+    #[must_use]
+    pub fn is_as_packed(self) -> bool {
+        matches!(self, Self::Tree | Self::Segments)
+    }
+
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Raw => "raw",

@@ -8,14 +8,14 @@ use crate::stream::Stage;
 use crate::sys::Sys;
 use std::sync::Arc;
 
-/// A stream with its device buffer.
+/// A device buffer with the stream of what follows the copy into it.
 #[derive(Debug)]
 pub(super) struct CopyLane {
-    /// Copies into the buffer and counts segments there, or makes the image there of what is staged.
-    pub(super) copy: Stream,
+    /// Counts segments in the buffer, or makes the image there of what is staged; copies results from the device.
+    pub(super) stream: Stream,
     /// `None` where all chunks are resident.
     pub(super) memory: Option<Memory>,
-    /// Where chunks wait until they are nonzeros; `None` if kernels read them as they lie.
+    /// Where chunks wait until they are nonzeros; `None` if kernels read all as they lie.
     pub(super) staging: Option<Memory>,
     /// When the chunk there is nonzeros, or its segments are counted.
     pub(super) expanded: Option<Arc<Event>>,
@@ -37,13 +37,9 @@ pub(super) struct LaneResults {
 #[derive(Debug)]
 pub(super) struct CopyLanes {
     pub(super) all: Vec<CopyLane>,
-    /// Copies what is staged: copies on one stream follow each other without a pause.
-    pub(super) staged: Stream,
+    /// All copies to the device. Side by side they would take longer (docs/performance.md).
+    pub(super) copies: Stream,
     next: usize,
-    /// Copies of this pass.
-    copies: usize,
-    /// When the copy before is made, while that is the lanes' first.
-    first_copy: Option<Arc<Event>>,
 }
 
 impl CopyLanes {
@@ -67,28 +63,26 @@ impl CopyLanes {
             notes.push(format!("{lacking} memory for {} of {} lanes only", all.len(), plan.count));
             break;
         }
-        Ok(Self { all, staged: device.stream(Priority::Highest)?, next: 0, copies: 0, first_copy: None })
+        Ok(Self { all, copies: device.stream(Priority::Highest)?, next: 0 })
     }
 
     /// Begins a pass, whose copies come after `base`: nothing is under way.
     pub(super) fn begin(&mut self, base: &Event) -> Result<()> {
-        (self.copies, self.first_copy) = (0, None);
-        self.staged.wait(base)?;
+        self.copies.wait(base)?;
         for lane in &mut self.all {
             (lane.used, lane.expanded) = (None, None);
-            lane.copy.wait(base)?;
+            lane.stream.wait(base)?;
         }
         Ok(())
     }
 
     /// All streams.
     pub(super) fn streams(&self) -> impl Iterator<Item = &Stream> {
-        self.all.iter().map(|lane| &lane.copy).chain([&self.staged])
+        self.all.iter().map(|lane| &lane.stream).chain([&self.copies])
     }
 
-    /// Starts a copy of chunk or image `number` on the next lane's stream, or of a chunk to be `staged`, on the stream for that. Returns
-    /// the lane, and the event to record after the copy. The buffer, or the place of staged chunks, is free then; for what is made of one, see
-    /// [`CopyLane::expands`].
+    /// Starts a copy of chunk or image `number` into the next lane's buffer, or its place for what is `staged`. Returns the lane, and the
+    /// event to record after the copy.
     pub(super) fn start(
         &mut self,
         clock: &mut EventClock,
@@ -97,40 +91,20 @@ impl CopyLanes {
     ) -> Result<(usize, Arc<Event>)> {
         let at = self.next;
         self.next = (at + 1) % self.all.len();
-        self.copies += 1;
-        let first = self.copies < self.all.len();
         let lane = &self.all[at];
+        let free = if staged { &lane.expanded } else { &lane.used };
+        free.as_ref().map_or(Ok(()), |free| self.copies.wait(free))?;
         let (start, copied) = clock.pair(Stage::Copy, at, Some(number));
-        if staged {
-            if let Some(expanded) = &lane.expanded {
-                self.staged.wait(expanded)?;
-            }
-            start.record(&self.staged)?;
-            return Ok((at, copied));
-        }
-        lane.wait_until_free()?;
-        // Later copies wait for kernels, which go in order; the first ones would overtake each other.
-        if let Some(before) = self.first_copy.take() {
-            lane.copy.wait(&before)?;
-        }
-        if first {
-            self.first_copy = Some(Arc::clone(&copied));
-        }
-        start.record(&lane.copy)?;
+        start.record(&self.copies)?;
         Ok((at, copied))
     }
 }
 
 impl CopyLane {
-    /// Lets what follows on the stream wait until kernels are done with what the buffer holds.
-    fn wait_until_free(&self) -> Result<()> {
-        self.used.as_ref().map_or(Ok(()), |used| self.copy.wait(used))
-    }
-
-    /// Lets what follows on the stream wait for a staged chunk, and until the buffer is free.
-    pub(super) fn expands(&self, copied: &Event) -> Result<()> {
-        self.copy.wait(copied)?;
-        self.wait_until_free()
+    /// Lets what follows on the stream wait for a copy and, if that is `staged`, until kernels are done with what the buffer holds.
+    pub(super) fn follows(&self, copied: &Event, staged: bool) -> Result<()> {
+        self.stream.wait(copied)?;
+        self.used.as_ref().filter(|_| staged).map_or(Ok(()), |used| self.stream.wait(used))
     }
 
     fn new(device: &Arc<Device>, sys: &Sys, plan: &LanesPlan) -> Result<Self> {
@@ -144,7 +118,14 @@ impl CopyLane {
             Ok(LaneResults { memory, arrived })
         };
         let out = bytes(plan.result_bytes).map(results).transpose()?;
-        Ok(Self { copy: device.stream(Priority::Highest)?, memory, staging, expanded: None, used: None, out })
+        Ok(Self {
+            stream: device.stream(Priority::Highest)?,
+            memory,
+            staging,
+            expanded: None,
+            used: None,
+            out,
+        })
     }
 }
 

@@ -1,14 +1,15 @@
 //! The CUDA backend: copies chunk images to the device on several lanes and launches an operation's kernels on
 //! them in chunk order (Nguyen et al., ICS 2022, section 4.2; lanes are the paper's device queues).
 //!
-//! **Ordering.** A lane is a copy stream and a device buffer. An operation computes independent parts (for MTTKRP, a
+//! **Ordering.** A lane is a device buffer and a stream for what follows a copy into it; all copies to the device go one behind the other, on
+//! one stream ([`lanes`]). An operation computes independent parts (for MTTKRP, a
 //! part for each mode). Parts that read the store's order share a launch for each chunk, which decodes it while caches hold it;
 //! a part with an order of its own has a launch and a stream of its own. A copy waits until the kernel has used
 //! what the lane's buffer held before; the kernel waits for the copy. Chunks are launched in order on two streams in turn: a chunk's thread
 //! blocks begin where the last ones of the chunk before leave room. Nothing waits for the whole device inside a pass.
 //!
 //! **Residency.** The plan's first chunks are copied into memory of their own in the first pass and stay. Later
-//! passes launch one kernel over all of them, on a stream of low priority, so that it fills the gaps between
+//! passes launch one kernel over all of them (of each cover and layout), on a stream of low priority, so that it fills the gaps between
 //! the kernels of streamed chunks.
 //!
 //! **Copies.** If all chunks stay and the plan says so, the second pass begins with building mode-sorted copies
@@ -20,8 +21,7 @@
 //!
 //! **Trees and segments** are read as they lie if the plan says so ([`Reads`](crate::backend::plan::Reads)).
 //!
-//! **Segments, coordinates and other trees** are copied into a second buffer of a lane, all on one stream ([`lanes`]), as soon as the chunk
-//! before is converted. A kernel on the lane's stream, which waits for the copy and until the lane's buffer is free, converts them
+//! **Coordinates, and other trees and segments,** are copied into a second buffer of a lane, as soon as the chunk before is converted. A kernel on the lane's stream, which waits for the copy and until the lane's buffer is free, converts them
 //! to `tiled` images ([`expand`]).
 //!
 //! **Covers.** A part works on the chunks of the cover that serves its mode ([`ModePlan::chunks`](crate::backend::plan::ModePlan)); what
@@ -63,8 +63,9 @@ use crate::stream::{Backend, DevicePass, Free, Inspector, LoadedChunk, Owner, Sp
 use abi::Chunk;
 use copies::{Fibers, PartCopy};
 use driver::{Device, Event, Memory, Pinned, Priority, Stream, Upload};
-use expand::{Expander, blocks_there, resident_bytes};
+use expand::{Expander, Work, blocks_there, layout_there, resident_bytes};
 use host_copies::{Gathering, HostCopy, image_blocks, make_gathering};
+use kernels::KernelLayout;
 use lanes::{CopyLanes, LaunchTurns};
 use log::{PassLog, inspector, out_of_range};
 use mode_sorted::SortKernels;
@@ -159,13 +160,13 @@ impl<O: DeviceOp> CudaBackend<O> {
         let mut lanes = CopyLanes::new(device, store.sys(), &plan.lanes, &mut notes)?;
         // If there is no memory for it, chunks stay on the device instead.
         let gathering = make_gathering(device, store, &mut plan, &mut notes)?;
-        let (tiles, in_order) = (op.tiles_per_block(false), op.in_order());
-        let mut resident = make_resident(device, store, &mut plan, tiles, &mut notes)?;
+        let (tiles, in_order) = (|layout| op.tiles_per_block(layout), op.in_order());
+        let mut resident = make_resident(device, store, &mut plan, &tiles, &mut notes)?;
         if lanes.all.iter().any(|lane| lane.memory.is_none()) && plan.lanes.image_bytes > 0 {
             // Not all chunks fit after all: lanes come first, and chunks get the rest.
             drop((lanes, resident));
             lanes = CopyLanes::new(device, store.sys(), &plan.lanes, &mut notes)?;
-            resident = make_resident(device, store, &mut plan, tiles, &mut notes)?;
+            resident = make_resident(device, store, &mut plan, &tiles, &mut notes)?;
         }
         let count = lanes.all.len();
         if count < plan.lanes.count {
@@ -204,7 +205,8 @@ impl<O: DeviceOp> CudaBackend<O> {
     pub fn remake(&mut self, change: impl FnOnce(&mut O) -> Result<()>) -> Result<()> {
         change(&mut self.op)?;
         if let Some(resident) = &mut self.resident {
-            resident.set_tiles_per_block(&self.device, &self.store, self.op.tiles_per_block(false))?;
+            let tiles = |layout| self.op.tiles_per_block(layout);
+            resident.set_tiles_per_block(&self.device, &self.store, &tiles)?;
         }
         if let Some(fibers) = &self.fibers {
             fibers.lend(&mut self.op)?;
@@ -257,26 +259,29 @@ impl<O: DeviceOp> CudaBackend<O> {
         self.begin_kept()
     }
 
-    /// Starts the work on resident chunks: one launch for all parts that read a cover in the store's order, and one for each other part.
+    /// Starts the work on resident chunks: one launch for each layout for all parts that read a cover in the store's order, and one for each
+    /// other part.
     fn begin_resident(&mut self) -> Result<()> {
         let Some(resident) = self.resident.as_ref().filter(|r| r.there) else { return Ok(()) };
         self.log.pass.resident_chunks = resident.offsets.len();
-        let work = |list: &Memory, images, blocks, nonzeros| Launch {
+        let work = |list: &Memory, images, blocks, (layout, nonzeros)| Launch {
             blocks,
             chunks: (list.address(), images),
             one: Chunk::default(),
+            layout,
             nonzeros,
             results: 0,
         };
         let mut launches = Vec::with_capacity(self.parts.len());
-        for ResidentList { chunks, list, images, blocks } in &resident.lists {
+        for ResidentList { chunks, layout, list, images, blocks } in &resident.lists {
             let parts = self.sharing.iter().copied().filter(|&p| self.plan.chunks_of(p) == *chunks);
             let parts: Vec<usize> = parts.collect();
             if !parts.is_empty() && *images > 0 {
-                launches.push((parts, work(list, *images, *blocks, Nonzeros::InStoreOrder)));
+                launches.push((parts, work(list, *images, *blocks, (*layout, Nonzeros::InStoreOrder))));
             }
         }
-        let sorted = |copy: &PartCopy| work(&copy.list, copy.images, copy.blocks, Nonzeros::Sorted);
+        let sorted_tiles = (KernelLayout::Tiled, Nonzeros::Sorted);
+        let sorted = |copy: &PartCopy| work(&copy.list, copy.images, copy.blocks, sorted_tiles);
         launches.extend(
             active(&self.op, &self.parts).filter_map(|(p, _)| Some((vec![p], sorted(self.copy_of(p)?)))),
         );
@@ -372,8 +377,8 @@ impl<O: DeviceOp> Backend for CudaBackend<O> {
         self.log.begin();
         if self.resident.is_none() {
             // No chunk was resident until the pass before gave up copies in host memory.
-            let (plan, tiles) = (&mut self.plan, self.op.tiles_per_block(false));
-            self.resident = make_resident(&self.device, &self.store, plan, tiles, &mut self.notes)?;
+            let (plan, tiles) = (&mut self.plan, |layout| self.op.tiles_per_block(layout));
+            self.resident = make_resident(&self.device, &self.store, plan, &tiles, &mut self.notes)?;
         }
         if self.is_there() {
             self.build_copies()?;
@@ -382,7 +387,7 @@ impl<O: DeviceOp> Backend for CudaBackend<O> {
             expander.begin()?;
         }
         self.log.clock.reserve(&self.device, self.pairs())?;
-        self.log.clock.begin(&self.lanes.all[0].copy)?;
+        self.log.clock.begin(&self.lanes.copies)?;
         self.lanes.begin(&self.log.clock.base)?;
         self.sharing.clear();
         if self.plan.loads_first() && !self.is_there() { Ok(()) } else { self.begin_parts() }
@@ -399,27 +404,24 @@ impl<O: DeviceOp> Backend for CudaBackend<O> {
         while self.results.len() >= self.lanes.all.len() {
             self.hand_over()?;
         }
-        let staged = self.plan.lanes.staging_bytes > 0;
+        let reads = self.plan.request.operation.reads;
+        let (work, layout) =
+            (expand::work(&self.store, number, reads), layout_there(&self.store, number, reads));
+        let staged = work == Work::Expand;
         let (at, copied) = self.lanes.start(&mut self.log.clock, number, staged)?;
         let lane = &self.lanes.all[at];
         let stays = self.resident.as_ref().filter(|r| number < r.offsets.len());
         let (memory, offset) = match (stays, &mut self.gathering, &lane.memory) {
             (Some(resident), ..) => (&resident.memory, resident.offsets[number]),
-            (None, Some(gathering), _) => {
-                gathering.place(resident_bytes(&self.store, number, self.plan.request.operation.reads))
-            }
+            (None, Some(gathering), _) => gathering.place(resident_bytes(&self.store, number, reads)),
             (None, None, Some(memory)) => (memory, 0),
             (None, None, None) => unreachable!("lanes have memory unless all chunks are resident"),
         };
         let bytes = header.image_bytes as usize;
-        let upload = match &lane.staging {
-            None => lane.copy.upload(buffer, bytes, memory, offset, &copied)?,
-            Some(staging) => {
-                let upload = self.lanes.staged.upload(buffer, bytes, staging, 0, &copied)?;
-                lane.expands(&copied)?;
-                upload
-            }
-        };
+        let staging =
+            staged.then(|| lane.staging.as_ref().expect("the plan has a place for what is converted"));
+        let (to, at_offset) = staging.map_or((memory, offset), |staging| (staging, 0));
+        let upload = self.lanes.copies.upload(buffer, bytes, to, at_offset, &copied)?;
         let image = Some((upload, owner));
         let image = if self.op.takes_views() {
             image
@@ -435,23 +437,25 @@ impl<O: DeviceOp> Backend for CudaBackend<O> {
         };
         let results = lane.out.as_ref().map_or(0, |out| out.memory.address());
         let ready = match &self.expander {
-            Some(expander) => {
-                let from = lane.staging.as_ref().map_or(one.image, Memory::address);
-                let expand = || expander.launch(&lane.copy, number, &header, from, one.image);
+            Some(expander) if work != Work::Nothing => {
+                let from = staging.map_or(one.image, Memory::address);
+                lane.follows(&copied, staged)?;
+                let expand = || expander.launch(&lane.stream, number, &header, from, one.image);
                 let row = self.parts.len() + self.turns.streams.len() + at;
-                let ready = self.log.clock.time(Stage::Kernel, row, Some(number), &lane.copy, expand)?;
+                let ready = self.log.clock.time(Stage::Kernel, row, Some(number), &lane.stream, expand)?;
                 self.lanes.all[at].expanded = Some(Arc::clone(&ready));
                 ready
             }
-            None => copied,
+            _ => copied,
         };
-        let (reads, tiles) = (self.plan.request.operation.reads, self.op.tiles_per_block(false));
-        let blocks = blocks_there(&self.store, number, reads, tiles);
-        let work = Launch { blocks, chunks: (0, 0), one, nonzeros: Nonzeros::InStoreOrder, results };
+        let blocks = blocks_there(&self.store, number, reads, self.op.tiles_per_block(layout));
+        let work = Launch { blocks, chunks: (0, 0), one, layout, nonzeros: Nonzeros::InStoreOrder, results };
         let sharing = self.sharing.iter().copied().filter(|&p| self.plan.chunks_of(p).contains(&number));
         let sharing: Vec<usize> = sharing.collect();
+        let passes = stays.is_none() && self.gathering.is_none();
         // No part works on the chunk if copies are built first, or if it is only loaded to stay.
         if sharing.is_empty() {
+            self.lanes.all[at].used = passes.then_some(ready);
             return Ok(());
         }
         let turn = self.turns.next;
@@ -462,7 +466,6 @@ impl<O: DeviceOp> Backend for CudaBackend<O> {
         let launch = || op.launch(&sharing, stream, &work).map(|bytes| result_bytes = bytes);
         let done =
             self.log.clock.time(Stage::Kernel, self.parts.len() + turn, Some(number), stream, launch)?;
-        let passes = stays.is_none() && self.gathering.is_none();
         self.lanes.all[at].used = passes.then(|| Arc::clone(&done));
         self.send_results(header, at, image, result_bytes, &done)?;
         self.log.clock.look()

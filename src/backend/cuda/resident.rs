@@ -2,7 +2,8 @@
 
 use super::abi::Chunk;
 use super::driver::{Device, Memory};
-use super::expand::{blocks_there, resident_bytes};
+use super::expand::{blocks_there, layout_there, layouts_there, resident_bytes};
+use super::kernels::KernelLayout;
 use super::plan::again;
 use crate::backend::plan::{DevicePlan, Reads, Shortfall};
 use crate::error::{Error, Result};
@@ -10,13 +11,16 @@ use crate::store::Store;
 use std::ops::Range;
 use std::sync::Arc;
 
+/// The tiles of chunks of a layout that a thread block takes.
+pub(super) type TilesPerBlock<'a> = dyn Fn(KernelLayout) -> u32 + 'a;
+
 /// Chunks that stay on the device.
 #[derive(Debug)]
 pub(super) struct Resident {
     pub(super) memory: Memory,
     /// Where each chunk lies.
     pub(super) offsets: Vec<usize>,
-    /// Of each cover that is read, those of its chunks that stay.
+    /// Of each cover that is read, those of its chunks that stay, by layout.
     pub(super) lists: Vec<ResidentList>,
     /// What of trees and segments stays.
     reads: Reads,
@@ -29,6 +33,7 @@ pub(super) struct Resident {
 pub(super) struct ResidentList {
     /// All of their cover, as parts have them.
     pub(super) chunks: Range<usize>,
+    pub(super) layout: KernelLayout,
     pub(super) list: Memory,
     pub(super) images: u32,
     pub(super) blocks: u32,
@@ -39,7 +44,7 @@ pub(super) fn make_resident(
     device: &Arc<Device>,
     store: &Store,
     plan: &mut DevicePlan,
-    tiles_per_block: u32,
+    tiles_per_block: &TilesPerBlock<'_>,
     notes: &mut Vec<String>,
 ) -> Result<Option<Resident>> {
     let (planned, _) = plan.resident();
@@ -74,7 +79,7 @@ impl Resident {
         store: &Store,
         plan: &DevicePlan,
         (count, bytes): (usize, u64),
-        tiles_per_block: u32,
+        tiles_per_block: &TilesPerBlock<'_>,
     ) -> Result<Self> {
         let memory = device.memory(usize::try_from(bytes).unwrap_or(usize::MAX))?;
         let (mut offsets, mut at) = (Vec::with_capacity(count), 0);
@@ -84,10 +89,13 @@ impl Resident {
         }
         let mut made =
             Self { memory, offsets, lists: Vec::new(), reads: plan.request.operation.reads, there: false };
+        let layouts = layouts_there(store, made.reads);
         for chunks in plan.modes.iter().map(|mode| mode.chunks.clone()) {
             if !made.lists.iter().any(|list| list.chunks == chunks) {
-                let list = made.listed(device, store, chunks, tiles_per_block)?;
-                made.lists.push(list);
+                for &layout in &layouts {
+                    let list = made.listed(device, store, (chunks.clone(), layout), tiles_per_block)?;
+                    made.lists.push(list);
+                }
             }
         }
         Ok(made)
@@ -98,47 +106,49 @@ impl Resident {
         &mut self,
         device: &Arc<Device>,
         store: &Store,
-        tiles: u32,
+        tiles_per_block: &TilesPerBlock<'_>,
     ) -> Result<()> {
         for at in 0..self.lists.len() {
-            self.lists[at] = self.listed(device, store, self.lists[at].chunks.clone(), tiles)?;
+            let of = (self.lists[at].chunks.clone(), self.lists[at].layout);
+            self.lists[at] = self.listed(device, store, of, tiles_per_block)?;
         }
         Ok(())
     }
 
-    /// The list of those of `chunks` that stay.
+    /// The list of those of `chunks` that stay and have this layout.
     fn listed(
         &self,
         device: &Arc<Device>,
         store: &Store,
-        chunks: Range<usize>,
-        tiles_per_block: u32,
+        (chunks, layout): (Range<usize>, KernelLayout),
+        tiles_per_block: &TilesPerBlock<'_>,
     ) -> Result<ResidentList> {
-        let there = self.offsets.len();
+        let (there, tiles) = (self.offsets.len(), tiles_per_block(layout));
         let stay = chunks.start.min(there)..chunks.end.min(there);
-        let blocks_of = |number| blocks_there(store, number, self.reads, tiles_per_block);
-        let blocks = stay.clone().map(blocks_of).sum();
-        let (address, offsets) = (self.memory.address(), &self.offsets[stay.clone()]);
-        let own = chunks_at(address, offsets, stay.start, blocks_of);
+        let own = stay.filter(|&number| layout_there(store, number, self.reads) == layout);
+        let own = own.map(|number| (number, self.offsets[number]));
+        let blocks_of = |number| blocks_there(store, number, self.reads, tiles);
+        let (own, blocks) = chunks_at(self.memory.address(), own, blocks_of);
         let images = u32::try_from(own.len()).unwrap_or(u32::MAX);
-        Ok(ResidentList { chunks, list: list(device, &own)?, images, blocks })
+        Ok(ResidentList { chunks, layout, list: list(device, &own)?, images, blocks })
     }
 }
 
-/// Chunks from number `first` on, at `offsets` from `address`, for a launch with these thread blocks for each.
+/// Chunks with these numbers, at offsets from `address`, for a launch with these thread blocks for each, and the number of all.
 pub(super) fn chunks_at(
     address: u64,
-    offsets: &[usize],
-    first: usize,
+    chunks: impl Iterator<Item = (usize, usize)>,
     blocks_of: impl Fn(usize) -> u32,
-) -> Vec<Chunk> {
-    let (mut chunks, mut first_block) = (Vec::with_capacity(offsets.len()), 0);
-    for (number, &offset) in (first..).zip(offsets) {
+) -> (Vec<Chunk>, u32) {
+    let mut blocks = 0;
+    let chunk = |(number, offset)| {
+        let first_block = blocks;
+        blocks += blocks_of(number);
         let narrow = u32::try_from(number).unwrap_or(u32::MAX);
-        chunks.push(Chunk { image: address + offset as u64, first_block, number: narrow });
-        first_block += blocks_of(number);
-    }
-    chunks
+        Chunk { image: address + offset as u64, first_block, number: narrow }
+    };
+    let chunks = chunks.map(chunk).collect();
+    (chunks, blocks)
 }
 
 /// A list of chunks on the device.

@@ -59,10 +59,10 @@ impl<O: DeviceOp> CudaBackend<O> {
         let to = &mut self.lanes.all[lane];
         let Some(out) = &mut to.out else { return Ok(()) };
         let (start, returned) = self.log.clock.pair(Stage::Return, lane, Some(header.number as usize));
-        to.copy.wait(computed)?;
-        start.record(&to.copy)?;
+        to.stream.wait(computed)?;
+        start.record(&to.stream)?;
         let arrived = out.arrived.take().expect("a lane's results have been handed over");
-        let results = to.copy.download(&out.memory, 0, bytes, arrived, &returned)?;
+        let results = to.stream.download(&out.memory, 0, bytes, arrived, &returned)?;
         self.results.leaving.push_back(Leaving { header, lane, image, results, bytes });
         self.log.pass.returned_bytes += bytes as u64;
         Ok(())

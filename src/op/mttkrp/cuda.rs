@@ -16,8 +16,10 @@
 //! [`copies`] makes enough copies to spread updates over many rows.
 
 mod columns;
+mod families;
 
 use self::columns::Columns;
+use self::families::Families;
 use super::ModeMatrix;
 use crate::backend::cuda::abi::{
     self, ClearArgs, DenseArgs, FixUpArgs, MttkrpArgs, ROW_THREADS, SORTED_TILES, TILE_THREADS,
@@ -25,20 +27,16 @@ use crate::backend::cuda::abi::{
 use crate::backend::cuda::devices::Partial;
 use crate::backend::cuda::driver::{Device, ForeignMemory, Kernel, Memory, Priority, Staging, Stream};
 use crate::backend::cuda::fault::Fault;
-use crate::backend::cuda::kernels::{
-    FiberSumKernels, KernelLayout, MttkrpKernels, Specialisation, WideKernels,
-};
+use crate::backend::cuda::kernels::{FiberSumKernels, KernelLayout, Specialisation, WideKernels};
 use crate::backend::cuda::mode_sorted::{Stretch, fiber_mode};
 use crate::backend::cuda::{DeviceOp, Launch, Nonzeros};
 use crate::backend::device::{KernelReport, KernelSource};
 use crate::backend::plan::{Operation, Reads};
 use crate::dense::{DeviceMatrix, FactorView, Matrix, Precision, Real};
-use crate::encoding::values::ValueEncoding;
 use crate::error::{Error, Result};
-use crate::format::Layout;
 use crate::linear::{BLOCK_BITS, BitLayout};
 use crate::shape::{ORDER_MAX, Shape};
-use crate::store::{ChunkEntry, Store};
+use crate::store::Store;
 use crate::sys::Sys;
 use bytemuck::{Pod, Zeroable};
 use std::ops::Range;
@@ -133,15 +131,13 @@ pub struct DeviceMttkrp<T> {
     targets: Vec<ModeSums>,
     /// The only target that passes compute; `None` for all.
     active: Option<usize>,
-    kernels: MttkrpKernels,
-    spec: Specialisation,
+    kernels: Families,
     /// Sums of fibers, which serve some targets.
     fibers: Option<FiberSums>,
     /// Whether other devices compute parts of the sums. Then sums stay in f64, and this device does not
     /// complete results.
     is_partial: bool,
-    /// Kernels with products in f64, once a pass has requested them, and whether the next pass uses them.
-    wide: Option<WideKernels>,
+    /// Whether products of the next pass are in f64 though factors are in f32.
     is_wide: bool,
     device: Arc<Device>,
     sys: Sys,
@@ -283,24 +279,6 @@ fn sorted_bytes(nnz: u64, rank: usize) -> u64 {
     (carries + left_of(carries) + 2 + 2 * u64::from(abi::FIX_UP)) * (4 + 8 * rank as u64)
 }
 
-/// The layout of the chunks of `store` as kernels see it.
-pub(in crate::op) fn layout(store: &Store) -> KernelLayout {
-    match store.manifest().format().layout() {
-        Layout::RAW => KernelLayout::Raw,
-        // All others are `tiled`, or are converted after the copy.
-        _ => KernelLayout::Tiled,
-    }
-}
-
-/// The same of chunks that kernels read as they lie.
-fn layout_there(store: &Store) -> KernelLayout {
-    match store.manifest().format().layout() {
-        Layout::TREE => KernelLayout::Tree,
-        Layout::SEGMENTS => KernelLayout::Segments,
-        _ => layout(store),
-    }
-}
-
 /// The product modes of the chunks that serve `mode`, if they are segments.
 fn product_modes(store: &Store, mode: usize) -> u32 {
     let of = |number| store.manifest().partitions[store.part_of(number)].format.product_modes();
@@ -308,14 +286,6 @@ fn product_modes(store: &Store, mode: usize) -> u32 {
     let first = masks.next().unwrap_or(0);
     debug_assert!(masks.all(|mask| mask == first), "a cover of segments is one partition");
     first
-}
-
-/// Whether chunks hold decimals where kernels read them as they lie.
-fn has_decimals(store: &Store, as_they_lie: bool) -> bool {
-    let manifest = store.manifest();
-    let decimal = |chunk: &ChunkEntry| chunk.value_encoding == Some(ValueEncoding::Decimal as u8);
-    let as_they_lie = as_they_lie || [Layout::RAW, Layout::TILED].contains(&manifest.format().layout());
-    as_they_lie && manifest.chunks.iter().any(decimal)
 }
 
 impl<T: Real + Pod> DeviceMttkrp<T> {
@@ -490,17 +460,18 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
     ) -> Result<Self> {
         let (sys, shape) = (store.sys(), &store.manifest().shape);
         let spec = Specialisation {
-            layout: if kernels.as_they_lie { layout_there(store) } else { layout(store) },
+            layout: KernelLayout::Tiled,
             precision: T::PRECISION,
             order: shape.order(),
             rank: columns.of_factor(0),
             kronecker: columns.variant(T::PRECISION),
-            decimals: has_decimals(store, kernels.as_they_lie),
+            decimals: true,
         };
         let dims = shape.dims().iter().enumerate();
         let bytes: Vec<usize> =
             dims.map(|(mode, &dim)| dim as usize * columns.of_factor(mode) * size_of::<T>()).collect();
-        let kernels = kernels.load(device, sys, &spec, bytes.iter().map(|&bytes| bytes as u64).sum())?;
+        let kernels =
+            Families::load(device, store, &spec, kernels, bytes.iter().map(|&bytes| bytes as u64).sum())?;
         let mut arguments = chunk_arguments(shape)?;
         let mut factors = Vec::with_capacity(shape.order());
         for (&bytes, address) in bytes.iter().zip(&mut arguments.factors) {
@@ -522,8 +493,6 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
             fibers: None,
             is_partial: false,
             kernels,
-            spec,
-            wide: None,
             is_wide: false,
             device,
             sys: sys.clone(),
@@ -641,10 +610,7 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
             self.forget_fiber_sums();
         }
         self.is_wide = wide && T::PRECISION == Precision::F32;
-        if self.is_wide && self.wide.is_none() {
-            self.wide = Some(WideKernels::load(&self.device, &self.spec, &self.kernels.variant)?);
-        }
-        Ok(())
+        if self.is_wide { self.kernels.load_wide(&self.device) } else { Ok(()) }
     }
 
     /// Sums of fibers are those of a factor that is replaced.
@@ -652,9 +618,9 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
         self.fibers.iter_mut().for_each(|fibers| fibers.are_computed = false);
     }
 
-    /// The kernels with products in f64, if the pass uses them.
-    fn wide(&self) -> Option<&WideKernels> {
-        self.wide.as_ref().filter(|_| self.is_wide)
+    /// The kernels with products in f64 for chunks of a layout, if the pass uses them.
+    fn wide(&self, layout: KernelLayout) -> Option<&WideKernels> {
+        self.kernels.of(layout).wide.as_ref().filter(|_| self.is_wide)
     }
 
     /// The sums of `mode` after a pass. For one of [`DeviceMttkrp::alternating`].
@@ -674,7 +640,7 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
     /// Reports the kernels in use.
     #[must_use]
     pub fn kernels(&self) -> &KernelReport {
-        &self.kernels.report
+        &self.kernels.first().kernels.report
     }
 
     /// Copies the results of the last pass to `results`, `dims[mode]` x rank numbers per mode.
@@ -723,9 +689,10 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
         work: &Launch,
         mut arguments: MttkrpArgs,
     ) -> Result<()> {
-        let (sorted, fix_up) = match self.wide() {
+        let family = self.kernels.of(work.layout);
+        let (sorted, fix_up) = match self.wide(work.layout) {
             Some(wide) => (&wide.sorted, &wide.fix_up),
-            None => (&self.kernels.sorted, &self.kernels.fix_up),
+            None => (&family.kernels.sorted, &family.kernels.fix_up),
         };
         let (Some(kernel), Some(carries)) = (sorted, &target.carries) else {
             return Err(Error::request("no nonzeros were sorted"));
@@ -818,7 +785,7 @@ impl<T: Real + Pod> DeviceOp for DeviceMttkrp<T> {
     }
 
     fn as_they_lie(&self) -> bool {
-        matches!(self.spec.layout, KernelLayout::Tree | KernelLayout::Segments)
+        self.kernels.as_they_lie()
     }
 
     fn sorted_bytes(&self, nnz: u64) -> u64 {
@@ -859,7 +826,7 @@ impl<T: Real + Pod> DeviceOp for DeviceMttkrp<T> {
     }
 
     fn can_take_fibers(&self) -> bool {
-        self.wide().is_none()
+        !self.is_wide
     }
 
     fn needs_fiber_sums(&self) -> bool {
@@ -909,13 +876,15 @@ impl<T: Real + Pod> DeviceOp for DeviceMttkrp<T> {
         let own = target.stretch.as_ref().map_or(all, |stretch| stretch.rows.clone());
         // From a whole word of bits on; rows before the device's own mean nothing.
         let (first, rank) = (own.start / 32 * 32, narrow(target.columns)?);
-        let (rows, bytes) = (own.end - first, if self.wide().is_some() { 8 } else { size_of::<T>() as u64 });
+        let (rows, bytes) = (own.end - first, if self.is_wide { 8 } else { size_of::<T>() as u64 });
         let result = self.result(target).address() + u64::from(first) * u64::from(rank) * bytes;
         let arguments = ClearArgs { empty: empty.address() + u64::from(first / 8), result, rows, rank };
         if rows == 0 {
             return Ok(());
         }
-        let clear = self.wide().map_or(&self.kernels.clear, |wide| &wide.clear);
+        let family = self.kernels.first();
+        let clear = family.wide.as_ref().filter(|_| self.is_wide);
+        let clear = clear.map_or(&family.kernels.clear, |wide| &wide.clear);
         stream.launch(clear, warps(u64::from(rows).div_ceil(32)), ROW_THREADS, &arguments)
     }
 
@@ -947,12 +916,12 @@ impl<T: Real + Pod> DeviceOp for DeviceMttkrp<T> {
             return self.launch_sorted(&self.targets[part], stream, work, arguments).map(|()| 0);
         }
         // A thread block that reads a tree computes all modes.
-        let is_tree = self.spec.layout == KernelLayout::Tree;
-        let of_tiles = if is_tree { 1 } else { arguments.target_count };
-        let grid = (work.blocks * of_tiles, self.kernels.variant.sweeps(columns));
-        let (kernel, threads) = match self.wide() {
+        let of_tiles = if work.layout == KernelLayout::Tree { 1 } else { arguments.target_count };
+        let kernels = &self.kernels.of(work.layout).kernels;
+        let grid = (work.blocks * of_tiles, kernels.variant.sweeps(columns));
+        let (kernel, threads) = match self.wide(work.layout) {
             Some(wide) => (&wide.mttkrp, wide.threads),
-            None => (&self.kernels.mttkrp, TILE_THREADS * self.tiles_per_block(false)),
+            None => (&kernels.mttkrp, TILE_THREADS * kernels.variant.tiles),
         };
         stream.launch_grid(kernel, grid, threads, &arguments).map(|()| 0)
     }
@@ -968,11 +937,17 @@ impl<T: Real + Pod> DeviceOp for DeviceMttkrp<T> {
         }
         let elements = (target.rows * target.columns) as u64;
         let sums = &self.sums[target.sums];
-        stream.launch_finish(&self.kernels.finish, sums, target.copies, elements, self.result(target))
+        stream.launch_finish(
+            &self.kernels.first().kernels.finish,
+            sums,
+            target.copies,
+            elements,
+            self.result(target),
+        )
     }
 
-    fn tiles_per_block(&self, sorted: bool) -> u32 {
-        if sorted { SORTED_TILES } else { self.kernels.variant.tiles }
+    fn tiles_per_block(&self, layout: KernelLayout) -> u32 {
+        self.kernels.of(layout).kernels.variant.tiles
     }
 
     fn bytes_per_nonzero(&self) -> f64 {

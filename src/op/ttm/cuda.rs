@@ -13,13 +13,14 @@ use super::ranges::{Bins, Cut, KeyBits, bins_bits};
 use super::{FiberSink, is_in_order};
 use crate::backend::cuda::abi::{AppendArgs, MttkrpArgs, RangeArgs, TILE, TtmArgs};
 use crate::backend::cuda::driver::{Device, Download, Event, Memory, Pinned, Priority, Stream};
+use crate::backend::cuda::expand::layouts_there;
 use crate::backend::cuda::fault::Fault;
 use crate::backend::cuda::ttm::{SortMemory, TtmKernels, scan_rows};
 use crate::backend::cuda::{DeviceOp, Launch};
 use crate::backend::plan::{DevicePlan, Gathers, Operation, Reads};
 use crate::dense::{MatrixRef, Real};
 use crate::error::{Error, Result};
-use crate::op::mttkrp::cuda::{chunk_arguments, layout};
+use crate::op::mttkrp::cuda::chunk_arguments;
 use crate::store::{Manifest, Store};
 use crate::sys::Sys;
 use bytemuck::Pod;
@@ -288,7 +289,7 @@ impl<T: Real + Pod> DeviceTtm<T> {
         let least = (manifest.partitions.len() > 1).then_some(mode);
         let keys = least.into_iter().chain((0..order).rev().filter(|&m| m != mode));
         Ok(Self {
-            kernels: TtmKernels::load(device, T::PRECISION, layout(store))?,
+            kernels: TtmKernels::load(device, T::PRECISION, layouts_there(store, Reads::Nonzeros)[0])?,
             sizes,
             append,
             arguments,

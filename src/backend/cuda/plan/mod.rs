@@ -100,14 +100,15 @@ fn make(facts: &Facts, store: &Store, request: &DeviceRequest) -> Result<DeviceP
 }
 
 /// Whether chunks that all stay on the device are better converted, once. A thread block that reads a tree finds the nodes above its leaves in
-/// every pass; if it then computes one mode only, that takes longer than what the tree saves. Thread blocks that read segments always
-/// compute one (docs/performance.md).
+/// every pass; if it then computes one mode only, that takes longer than what the tree saves. Segments are no slower than what they become
+/// (docs/performance.md).
 fn is_converted_once(store: &Store, operation: &Operation, plan: &DevicePlan) -> bool {
     let chunks: Vec<_> = operation.modes.iter().map(|&mode| store.chunks_for(mode)).collect();
     let shared = chunks.iter().enumerate().any(|(n, own)| chunks[..n].contains(own));
     plan.resident().0 == store.manifest().chunks.len()
-        && expand::too_long(store).is_none()
-        && (operation.alternating || !shared || expand::are_segments(store))
+        && expand::too_long(store, Reads::Nonzeros).is_none()
+        && !expand::are_segments(store)
+        && (operation.alternating || !shared)
 }
 
 /// The same if the request says what is read of trees and segments.
