@@ -6,7 +6,7 @@
 // * Where fibers are long, those above the leaves along the tree (Nisa et al., SC 2019, section 5), together: a leaf reads one factor
 //   row, a fiber's sum is multiplied once, and so on up the levels. Of each level's open node, a group of threads holds the product of the
 //   rows above and the sum of what is below in registers.
-// * Others nonzero by nonzero, ordered by target row, like tiles (mttkrp.cuh).
+// * Others nonzero by nonzero, ordered by target row, like tiles (mttkrp.cuh). Slices are in order of their own mode already.
 #pragma once
 #include "mttkrp.cuh"
 #include "tree.cuh"
@@ -338,7 +338,7 @@ __device__ __forceinline__ void mttkrp_tree(const MttkrpArgs& a)
             const Target target = a.targets[(i + blockIdx.x) % a.target_count];
             if (is_long && target.mode != leaves) continue;
             __syncthreads();
-            // Slices are in order of their own mode.
+            // Only the first target meets the tree's order.
             const bool ordered = i == 0 && target.mode == branches.frame.mode[root_of<ORDER>(a)];
             const u32 nnz = ordered ? put_first(branches.group, target.mode, slots) : reorder(branches.group, a, front, target.mode, slots);
             front = target.mode;

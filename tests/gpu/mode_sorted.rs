@@ -291,19 +291,7 @@ fn mttkrp_of_a_copy_agrees_with_the_oracle() {
                 let chunks = (list.address(), u32::try_from(chunks.len()).unwrap());
                 op.sort(mode, blocks, None, false).unwrap();
                 op.begin(mode, Some(&copy.empty), &stream).unwrap();
-                op.launch(
-                    &[mode],
-                    &stream,
-                    &Launch {
-                        blocks,
-                        chunks,
-                        one: Chunk::default(),
-                        layout: KernelLayout::Tiled,
-                        nonzeros: Nonzeros::Sorted,
-                        results: 0,
-                    },
-                )
-                .unwrap();
+                op.launch(&[mode], &stream, &on_sorted(blocks, chunks)).unwrap();
                 op.finish(mode, true, &stream).unwrap();
                 stream.synchronize().unwrap();
             }
@@ -317,6 +305,12 @@ fn mttkrp_of_a_copy_agrees_with_the_oracle() {
             assert_eq!(damaged_image(device, &mut op, &copy, &stream, first), Some(first + 1));
         }
     });
+}
+
+/// A launch on the images of a sorted copy, with these thread blocks.
+fn on_sorted(blocks: u32, chunks: (u64, u32)) -> Launch {
+    let (one, layout) = (Chunk::default(), KernelLayout::Tiled);
+    Launch { blocks, chunks, one, layout, nonzeros: Nonzeros::Sorted, results: 0 }
 }
 
 /// The number that is reported if the second image of the first mode's copy is damaged.
@@ -343,14 +337,7 @@ fn damaged_image(
     list.write(&chunks).unwrap();
     let chunks = (list.address(), u32::try_from(chunks.len()).unwrap());
     op.begin(0, Some(&copy.empty), stream).unwrap();
-    let work = Launch {
-        blocks,
-        chunks,
-        one: Chunk::default(),
-        layout: KernelLayout::Tiled,
-        nonzeros: Nonzeros::Sorted,
-        results: 0,
-    };
+    let work = on_sorted(blocks, chunks);
     op.launch(&[0], stream, &work).unwrap();
     stream.synchronize().unwrap();
     op.damaged_chunk().unwrap()

@@ -19,7 +19,7 @@ pub(super) struct CopyLane {
     pub(super) staging: Option<Memory>,
     /// When the chunk there is nonzeros, or its segments are counted.
     pub(super) expanded: Option<Arc<Event>>,
-    /// When the kernel is done with what the buffer holds.
+    /// When what the buffer holds is not needed any more.
     pub(super) used: Option<Arc<Event>>,
     /// `None` where results stay on the device until the pass ends.
     pub(super) out: Option<LaneResults>,
