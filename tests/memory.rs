@@ -17,23 +17,50 @@ use std::time::Duration;
 
 const MIB: u64 = 1 << 20;
 
-/// The difference between a program's own pages (code and threads) and what a plan counts for them, by build and machine.
+/// What a plan counts for pages of code. How many a run has beyond that depends on the build and the machine: they are not its data.
+const CODE: u64 = 9 * MIB;
+
+/// The difference between a program's other pages (those of threads, and of variables) and what a plan counts for them, by build and machine.
 const UNCOUNTED: u64 = 4 * MIB;
 
-/// Runs a program to its end; its output, and the bytes that it held at its peak.
+/// Runs a program to its end; its output, and the bytes that it held at its peak, with at most [`CODE`] of code.
 fn peak(dir: &Path, program: &str, arguments: &[&str]) -> (Output, u64) {
-    let mut command = Command::new(cargo_bin(program));
+    let path = cargo_bin(program);
+    let mut command = Command::new(&path);
     command.current_dir(dir).args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().unwrap();
-    let status = format!("/proc/{}/status", child.id());
-    let mut peak = 0;
+    let process = format!("/proc/{}", child.id());
+    let about = |what: &str| std::fs::read_to_string(format!("{process}/{what}")).unwrap_or_default();
+    let (mut peak, mut code) = (0, 0);
     while child.try_wait().unwrap().is_none() {
-        let text = std::fs::read_to_string(&status).unwrap_or_default();
-        let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-        peak = line.map_or(peak, |line| line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10);
+        let text = about("status");
+        peak = text.lines().find_map(|line| kibibytes(line, "VmHWM:")).unwrap_or(peak);
+        // Pages of code stay.
+        code = code.max(code_bytes(&about("smaps"), path.to_str().unwrap()));
         std::thread::sleep(Duration::from_millis(1));
     }
-    (child.wait_with_output().unwrap(), peak)
+    (child.wait_with_output().unwrap(), peak - code.saturating_sub(CODE))
+}
+
+/// The bytes of a line of /proc with this name.
+fn kibibytes(line: &str, name: &str) -> Option<u64> {
+    let number = line.strip_prefix(name)?.trim().trim_end_matches(" kB");
+    Some(number.parse::<u64>().unwrap() << 10)
+}
+
+/// The bytes of a program and its libraries that are in memory as they lie in their files, by its `smaps`.
+fn code_bytes(smaps: &str, program: &str) -> u64 {
+    let (mut is_code, mut bytes) = (false, 0);
+    for line in smaps.lines() {
+        if line.split(' ').next().is_some_and(|word| !word.ends_with(':')) {
+            is_code = line.ends_with(program) || line.contains(".so");
+        } else if is_code {
+            bytes += kibibytes(line, "Rss:").unwrap_or(0);
+            // Variables, which are written to.
+            bytes -= kibibytes(line, "Anonymous:").unwrap_or(0);
+        }
+    }
+    bytes
 }
 
 /// Packs within `memory` MiB and the few per cent that the allocator keeps, at least once in three times: the memory that waiting
