@@ -1,7 +1,8 @@
 // The kernels by name. Without options: the instances that are embedded as PTX and serve every order and rank.
 // With BLCO_RANK and the options beside it below: `mttkrp`, `finish_real`, `fix_up_real`, `clear_real`, and with BLCO_SORTED
-// `mttkrp_sorted`, for that rank (0: any) and these options. BLCO_SWEEP is Sweep, or KroneckerSweep for SpTTMc.
-#include "branches.cuh"
+// `mttkrp_sorted`, for that rank (0: any) and these options. BLCO_SWEEP is Sweep, or KroneckerSweep for SpTTMc; BLCO_TREES, of trees as they
+// lie, mttkrp_tree or ttmc_tree.
+#include "kronecker.cuh"
 #include "segments.cuh"
 #include "sorted.cuh"
 
@@ -21,14 +22,15 @@
         mttkrp_sorted<real, order, OfBlock, Lanes<lanes, columns, batch>, rank, real, sweep>(args);                    \
     }
 
-#define TREE(name, layout, real, order, tiles, lanes, columns, batch, rank)                                            \
+#define TREE_OF(kernel, name, real, order, tiles, lanes, columns, batch, rank)                                         \
     extern "C" __global__ void BOUNDS(tiles) name(const MttkrpArgs args)                                               \
     {                                                                                                                  \
         typedef Shape<tiles, tiles * BLCO_TILE_THREADS> OfBlock;                                                       \
-        mttkrp_tree<real, order, OfBlock, Lanes<lanes, columns, batch>, rank>(args);                                   \
+        kernel<real, order, OfBlock, Lanes<lanes, columns, batch>, rank>(args);                                        \
     }
 
 #define MTTKRP(...) TILES_OF(Sweep, __VA_ARGS__)
+#define TREE(name, layout, ...) TREE_OF(mttkrp_tree, name, __VA_ARGS__)
 #define SORTED(...) SORTED_OF(Sweep, __VA_ARGS__)
 
 #define WIDE(name, layout, order, tiles, times)                                                                        \
@@ -56,6 +58,8 @@
 
 #define TTMC(name, layout, real, order, tiles)                                                                         \
     TILES_OF(KroneckerSweep, name, layout, real, order, tiles, 8, 8, 8 / sizeof(real), 0)
+#define TTMC_TREE(name, real, order, tiles)                                                                            \
+    TREE_OF(ttmc_tree, name, real, order, tiles, 8, 32 / sizeof(real), 8 / sizeof(real), 0)
 #define TTMC_SORTED(name, real, order) SORTED_OF(KroneckerSweep, name, real, order, 8, 8, 8 / sizeof(real), 0)
 
 #define OF_ROWS(name, threads, real)                                                                                   \
@@ -74,7 +78,7 @@
 
 #ifdef BLCO_RANK
 #ifdef BLCO_TREES
-TREE(mttkrp, Tree, BLCO_REAL, BLCO_ORDER, BLCO_TILES, BLCO_LANES, BLCO_COLUMNS, BLCO_BATCH, BLCO_RANK)
+TREE_OF(BLCO_TREES, mttkrp, BLCO_REAL, BLCO_ORDER, BLCO_TILES, BLCO_LANES, BLCO_COLUMNS, BLCO_BATCH, BLCO_RANK)
 #else
 TILES_OF(BLCO_SWEEP, mttkrp, BLCO_LAYOUT, BLCO_REAL, BLCO_ORDER, BLCO_TILES, BLCO_LANES, BLCO_COLUMNS, BLCO_BATCH, BLCO_RANK)
 #endif
@@ -103,6 +107,7 @@ BLCO_WIDE_INSTANCES(WIDE)
 BLCO_WIDE_TREE_INSTANCES(WIDE_TREE)
 BLCO_WIDE_SORTED_INSTANCES(WIDE_SORTED)
 BLCO_TTMC_INSTANCES(TTMC)
+BLCO_TTMC_TREE_INSTANCES(TTMC_TREE)
 BLCO_TTMC_SORTED_INSTANCES(TTMC_SORTED)
 BLCO_BUILD_KERNELS(BUILD)
 BLCO_ROW_KERNELS(OF_ROWS)

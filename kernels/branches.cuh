@@ -1,7 +1,8 @@
 // MTTKRP from trees as they lie in their images (formats-spec/hocfs.md).
 //
 // A thread block takes a few tiles of leaves and finds the nodes above them, level by level. Shared memory then holds a group of nonzeros in
-// the tree's order (tile.cuh), and for each inner level a bit for each slot in which a node begins. All target modes are computed from it:
+// the tree's order (tile.cuh), and for each inner level a bit for each slot in which a node begins. All target modes are computed from it
+// (those of SpTTMc in kronecker.cuh):
 //
 // * Where fibers are long, those above the leaves along the tree (Nisa et al., SC 2019, section 5), together: a leaf reads one factor
 //   row, a fiber's sum is multiplied once, and so on up the levels. Of each level's open node, a group of threads holds the product of the

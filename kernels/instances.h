@@ -85,7 +85,18 @@
     BLCO_TTMC_ORDERS(X, tiled_f64, Tiled, double)                                                                      \
     BLCO_TTMC_ORDERS(X, tiled_f32, Tiled, float)                                                                       \
     BLCO_TTMC_ORDERS(X, raw_f64, Raw, double)                                                                          \
-    BLCO_TTMC_ORDERS(X, raw_f32, Raw, float)
+    BLCO_TTMC_ORDERS(X, raw_f32, Raw, float)                                                                           \
+    BLCO_TTMC_ORDERS(X, segments_f64, Segments, double)                                                                \
+    BLCO_TTMC_ORDERS(X, segments_f32, Segments, float)
+
+// The same from trees as they lie: X(name, real, order, tiles).
+#define BLCO_TTMC_TREE_INSTANCES(X)                                                                                    \
+    X(ttmc_tree_f64_o3, double, 3, 2)                                                                                  \
+    X(ttmc_tree_f64_o4, double, 4, 2)                                                                                  \
+    X(ttmc_tree_f64_o8, double, 8, 1)                                                                                  \
+    X(ttmc_tree_f32_o3, float, 3, 2)                                                                                   \
+    X(ttmc_tree_f32_o4, float, 4, 2)                                                                                   \
+    X(ttmc_tree_f32_o8, float, 8, 1)
 
 // The same of sorted nonzeros: X(name, real, order).
 #define BLCO_TTMC_SORTED_INSTANCES(X)                                                                                  \

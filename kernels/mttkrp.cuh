@@ -107,117 +107,6 @@ template <class S, bool WHOLE> struct Sweep {
     }
 };
 
-// Columns of a Kronecker product instead (SpTTMc; Liu et al., CLUSTER 2017, equation 4): column j of the product takes element
-// `j / stride % width` of each factor's row. All columns of a thread take the same elements but of one factor, the *near* one, whose
-// elements vary second fastest: of that they take COLUMNS that follow one another. So each thread multiplies the other elements once a
-// nonzero, and adjacent threads update adjacent columns. WHOLE is of no use here.
-template <class S, bool WHOLE> struct KroneckerSweep {
-    // The rank, the group's column of the near factor, and for each other column the element of its factor's row.
-    u32 rank, near, number[BLCO_ORDER_MAX];
-    // The thread's first column of the product, how far apart they are, how many there are, and the first one's element of the near
-    // factor's row.
-    u32 first, stride, count, element;
-    // The thread's place in its group.
-    u32 lane;
-
-    // The mode whose elements vary second fastest; fastest if there is no other.
-    static __device__ __forceinline__ u32 near_mode(const MttkrpArgs& a, u32 target)
-    {
-        const u32 fastest = target + 1 == a.order ? a.order - 2 : a.order - 1;
-        if (a.order == 2) return fastest;
-        return fastest - 1 != target ? fastest - 1 : fastest - 2;
-    }
-
-    // A thread takes consecutive elements of the near factor: one of `runs_of` runs of nearly the same length, up to COLUMNS.
-    static __device__ __forceinline__ u32 runs_of(u32 width) { return (width + S::COLUMNS - 1) / S::COLUMNS; }
-
-    static __device__ __forceinline__ u32 end(const MttkrpArgs& a, u32 target, u32 rank)
-    {
-        const u32 width = a.widths[near_mode(a, target)];
-        return rank / width * runs_of(width) * S::COLUMNS;
-    }
-
-    __device__ __forceinline__ KroneckerSweep(const MttkrpArgs& a, u32 target, u32 start, u32 rank_, u32 lane_ = threadIdx.x % S::LANES)
-        : rank(rank_), lane(lane_)
-    {
-        const u32 mode = near_mode(a, target), width = a.widths[mode], runs = runs_of(width), unit = start / S::COLUMNS + lane;
-        near = mode == 0 ? target : mode;
-        stride = a.strides[mode];
-        const u32 slower = unit / stride, length = (width + runs - 1) / runs;
-        element = slower % runs * length;
-        first = (slower / runs * width + element) * stride + unit % stride;
-        count = first >= rank || element >= width ? 0 : width - element < length ? width - element : length;
-        // Lanes that have no columns load what lies in all rows.
-        if (count == 0) element = 0;
-#pragma unroll
-        for (u32 k = 1; k < BLCO_ORDER_MAX; ++k) {
-            if (k >= a.order) break;
-            const u32 m = k == target ? 0 : k;
-            number[k] = count == 0 ? 0 : first / a.strides[m] % a.widths[m];
-        }
-    }
-
-    static __device__ __forceinline__ u32 column_of(const MttkrpArgs& a, u32 target, u32 start, u32 i, u32 rank)
-    {
-        const KroneckerSweep of(a, target, start, rank, i % S::LANES);
-        return i / S::LANES < of.count ? of.first + i / S::LANES * of.stride : rank;
-    }
-
-    template <class T> __device__ __forceinline__ T* base(T* matrix) const { return matrix + first; }
-
-    template <class FACTOR, class T, int ORDER, class SHAPE>
-    __device__ __forceinline__ void terms(const Group<T, ORDER, SHAPE, S>& group, const MttkrpArgs& a, u32 mode, u32 i,
-                                          T (&product)[S::BATCH][S::COLUMNS], T (&last)[S::BATCH][S::COLUMNS]) const
-    {
-        u32 index[S::BATCH];
-        T value[S::BATCH];
-        take(group.value + i, value);
-#pragma unroll
-        for (int k = 1; k < ORDER; ++k) {
-            if (ORDER == BLCO_ORDER_MAX && k >= (int)a.order) break;
-            if (k == (int)near) continue;
-            const u32 m = k == (int)mode ? 0 : k;
-            const FACTOR* const factor = (const FACTOR*)a.factors[m] + number[k];
-            take(group.index[k] + i, index);
-#pragma unroll
-            for (int b = 0; b < S::BATCH; ++b) value[b] *= __ldg(factor + (u64)index[b] * a.widths[m]);
-        }
-        const u32 m = near == mode ? 0 : near, width = a.widths[m];
-        const FACTOR* const factor = (const FACTOR*)a.factors[m] + element;
-        take(group.index[near] + i, index);
-#pragma unroll
-        for (int b = 0; b < S::BATCH; ++b) {
-            const FACTOR* const row = factor + (u64)index[b] * width;
-            if (width % S::COLUMNS == 0) {
-                take_read_only(row, last[b]);
-            } else {
-#pragma unroll
-                for (int c = 0; c < S::COLUMNS; ++c) last[b][c] = __ldg(row + (c < (int)count ? c : 0));
-            }
-#pragma unroll
-            for (int c = 0; c < S::COLUMNS; ++c) product[b][c] = value[b];
-        }
-    }
-
-    // Adds a thread's sums to a row, of which `row` is the base.
-    template <class T> __device__ __forceinline__ void add(double* row, const T (&sum)[S::COLUMNS]) const
-    {
-#pragma unroll
-        for (int c = 0; c < S::COLUMNS; ++c) {
-            if (c < (int)count) atomicAdd(row + c * stride, (double)sum[c]);
-        }
-    }
-
-    // Writes the sums there.
-    template <class T> __device__ __forceinline__ void write(T* row, const T (&sum)[S::COLUMNS]) const
-    {
-#pragma unroll
-        for (int c = 0; c < S::COLUMNS; ++c) {
-            if (c < (int)count) row[c * stride] = sum[c];
-        }
-    }
-};
-
 // Adds up nonzeros `begin` to `end` of a group, in whole batches. `done` gets the sums of each row, and whether the row is
 // the last.
 template <class FACTOR, class T, int ORDER, class SHAPE, class S, class SWEEP, class DONE>
@@ -251,21 +140,40 @@ __device__ __forceinline__ void accumulate(const SWEEP& sweep, const Group<T, OR
     done(row, sum, true);
 }
 
-// Adds up the ordered nonzeros of a thread block.
-template <class FACTOR, class SWEEP, class T, int ORDER, class SHAPE, class S>
-__device__ __forceinline__ void reduce(const Group<T, ORDER, SHAPE, S>& group, const MttkrpArgs& a, u32 mode, u32 nnz, u32 rank,
-                                       double* sums)
+// Adds the sums of rows to a matrix of `rank` columns, of which `out` is the sweep's base.
+template <class SWEEP> struct Adds {
+    const SWEEP& sweep;
+    double* out;
+    u32 rank;
+
+    template <class T, int COLUMNS> __device__ __forceinline__ void operator()(u32 row, const T (&sum)[COLUMNS], bool) const
+    {
+        sweep.add(out + (u64)row * rank, sum);
+    }
+};
+
+// Gives each group of LANES threads its SHARE of `nnz` nonzeros in every sweep: `add_up` gets where the share begins and ends, and what
+// adds the sums of a row to `sums`, with the sweep.
+template <class SWEEP, class S, u32 SHARE, class ADD_UP>
+__device__ __forceinline__ void share_out(const MttkrpArgs& a, u32 mode, u32 nnz, u32 rank, double* sums, const ADD_UP& add_up)
 {
-    constexpr u32 SHARE = Group<T, ORDER, SHAPE, S>::SHARE;
     const u32 begin = threadIdx.x / S::LANES * SHARE, end = begin + SHARE < nnz ? begin + SHARE : nnz;
     if (begin >= end) return;
     const u32 columns = SWEEP::end(a, mode, rank);
     for (u32 start = blockIdx.y * S::SWEEP; start < columns; start += gridDim.y * S::SWEEP) {
         const SWEEP sweep(a, mode, start, rank);
-        double* const out = sweep.base(sums);
-        accumulate<FACTOR>(sweep, group, a, mode, begin, end,
-                   [&](u32 row, const T (&sum)[S::COLUMNS], bool) { sweep.add(out + (u64)row * rank, sum); });
+        add_up(begin, end, Adds<SWEEP>{sweep, sweep.base(sums), rank});
     }
+}
+
+// Adds up the ordered nonzeros of a thread block.
+template <class FACTOR, class SWEEP, class T, int ORDER, class SHAPE, class S>
+__device__ __forceinline__ void reduce(const Group<T, ORDER, SHAPE, S>& group, const MttkrpArgs& a, u32 mode, u32 nnz, u32 rank,
+                                       double* sums)
+{
+    share_out<SWEEP, S, Group<T, ORDER, SHAPE, S>::SHARE>(a, mode, nnz, rank, sums, [&](u32 begin, u32 end, const Adds<SWEEP>& done) {
+        accumulate<FACTOR>(done.sweep, group, a, mode, begin, end, done);
+    });
 }
 
 // With RANK 0, the rank is an argument. ORDER is the tensor's, or BLCO_ORDER_MAX, which serves every order. A thread block takes its

@@ -8,7 +8,7 @@ use blco::internals::encoding::TILE_NNZ;
 use blco::internals::error::{Error, Result};
 use blco::internals::format::tree::Recent;
 use blco::internals::format::{ChunkView, Decoder};
-use blco::internals::op::oracle;
+use blco::internals::op::oracle::{self, OracleMode};
 use blco::internals::op::salvage::Salvage;
 use blco::internals::op::verify;
 use blco::internals::store::{Formats, Store};
@@ -159,15 +159,25 @@ fn mttkrp(
 
 /// Holds results of MTTKRP of all modes against the definition.
 pub fn check_mttkrp(tensor: &Tensor, factors: &[Matrix<f64>], results: &[(usize, Matrix<f64>)]) -> Held {
+    check(tensor, results, "MTTKRP", |modes| oracle::mttkrp(&mut { tensor }, factors, modes))
+}
+
+/// Holds results of `what` against those that are `expected` of their modes.
+pub fn check(
+    tensor: &Tensor,
+    results: &[(usize, Matrix<f64>)],
+    what: &str,
+    expected: impl FnOnce(&[usize]) -> Result<Vec<OracleMode>>,
+) -> Held {
     if tensor.values.iter().any(|v| v.abs() > LARGE) {
         return Ok(());
     }
     let modes: Vec<usize> = results.iter().map(|(mode, _)| *mode).collect();
-    let oracle = oracle::mttkrp(&mut { tensor }, factors, &modes).map_err(|e| e.to_string())?;
-    for (expected, (mode, result)) in oracle.iter().zip(results) {
+    let expected = expected(&modes).map_err(|e| e.to_string())?;
+    for (expected, (mode, result)) in expected.iter().zip(results) {
         let comparison = expected.compare(result, tensor.order(), 1);
         if !comparison.holds {
-            return Err(format!("MTTKRP of mode {}: {:.2} of the bound", mode + 1, comparison.worst));
+            return Err(format!("{what} of mode {}: {:.2} of the bound", mode + 1, comparison.worst));
         }
     }
     Ok(())

@@ -78,7 +78,7 @@ impl Options {
     }
 
     /// What MTTKRP or SpTTMc of `modes`, from 0, in one pass on a GPU reads of a store. If several covers serve the modes, it is one of them: fewer chunks
-    /// are copied and expanded, and copies sorted by mode take the place of other covers. In the store's order, if that was asked for, it is all.
+    /// are copied, and copies sorted by mode take the place of other covers. In the store's order, if that was asked for, it is all.
     #[must_use]
     pub fn on_gpu(&self, store: &Store, modes: &[usize]) -> Store {
         let is_one = serving(store.whole(), modes).len() == 1;

@@ -106,9 +106,11 @@ fn agrees<T: Real + bytemuck::Pod>(device: &Arc<Device>, tensor: &Tensor, leaf: 
         assert!((fibers.fibers as f64 / wanted - 1.0).abs() < 0.15, "{what}: {} of {wanted}", fibers.fibers);
         assert!(backend.notes().is_empty(), "{what}: {:?}", backend.notes());
 
+        let device_plan = planned(ttmc_operation::<T>(shape, &modes, &ranks));
+        let kernels = device_plan.kernels(&kernels);
         let mut op = DeviceMttkrp::ttmc(device, store, &ranks, &modes, &kernels).unwrap();
         op.put(of_ttmc.iter().map(|factor| FactorView::Host(factor.into()))).unwrap();
-        let mut backend = passed(device, store, &planned(ttmc_operation::<T>(shape, &modes, &ranks)), op);
+        let mut backend = passed(device, store, &device_plan, op);
         assert!(backend.plan().fibers.is_some() && backend.notes().is_empty(), "{what}");
         compare(&format!("SpTTMc, {what}"), order, &expected_ttmc, &backend.op().results(&sys).unwrap());
     }

@@ -1,5 +1,5 @@
 //! Establishes, on a CUDA device or else on the mock driver that `BLCO_MOCK_CUDA` names, that false stores
-//! (fuzz/stores) have the same effect on a device as on the host: those that every reader accepts give MTTKRP and TTV the
+//! (fuzz/stores) have the same effect on a device as on the host: those that every reader accepts give MTTKRP, SpTTMc and TTV the
 //! same results within the derived bounds, and those that are refused when their chunks are read are refused there too. If nonzeros are outside
 //! the range of values, which a verifier refuses, a device may refuse the store when it sorts copies.
 //!
@@ -8,7 +8,7 @@
 use crate::common::Tensor;
 use crate::on_a_device::on_a_device;
 use crate::stores::agree::{
-    Elements, Held, Judgement, check_mttkrp, check_ttv, factors, judge, modes, vector,
+    Elements, Held, Judgement, check, check_mttkrp, check_ttv, factors, judge, modes, vector,
 };
 use crate::stores::{Seeded, bases, mutant};
 use blco::internals::backend::cuda::driver::Device;
@@ -20,6 +20,7 @@ use blco::internals::encoding::IndexEncoding;
 use blco::internals::error::Result;
 use blco::internals::format::Layout;
 use blco::internals::op::mttkrp::cuda::{self as mttkrp_on_gpu, DeviceMttkrp};
+use blco::internals::op::oracle;
 use blco::internals::op::ttv::cuda::{self as ttv_on_gpu, DeviceTtv};
 use blco::internals::op::ttv::streams;
 use blco::internals::store::{Format, Store};
@@ -34,17 +35,21 @@ fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|text| text.parse().unwrap())
 }
 
-/// MTTKRP of all modes, of the second of two passes, of chunks as they lie or as the plan has it.
-fn mttkrp(
+/// MTTKRP or SpTTMc of all modes, of the second of two passes, of chunks as they lie or as the plan has it.
+fn products(
     device: &Arc<Device>,
     store: &Store,
     factors: &[Matrix<f64>],
     order: DeviceOrder,
-    as_they_lie: bool,
+    (is_kronecker, as_they_lie): (bool, bool),
 ) -> Result<Vec<(usize, Matrix<f64>)>> {
-    let (shape, rank) = (&store.manifest().shape, factors[0].columns());
-    let modes: Vec<usize> = (0..shape.order()).collect();
-    let mut operation = mttkrp_on_gpu::operation::<f64>(shape, &modes, rank);
+    let shape = &store.manifest().shape;
+    let (modes, ranks): (Vec<usize>, Vec<usize>) = factors.iter().map(Matrix::columns).enumerate().unzip();
+    let mut operation = if is_kronecker {
+        mttkrp_on_gpu::ttmc_operation::<f64>(shape, &modes, &ranks)
+    } else {
+        mttkrp_on_gpu::operation::<f64>(shape, &modes, ranks[0])
+    };
     if as_they_lie {
         operation.reads = Reads::AsTheyLie;
     }
@@ -52,8 +57,13 @@ fn mttkrp(
     let device_plan = plan_device(device, store, operation, &limits)?;
     let limits = Limits { passes: 2, held: device_plan.held_chunks(), ..Limits::default() };
     let plan = plan(store, 0, &limits)?;
-    let op =
-        DeviceMttkrp::new(device, store, factors, &modes, &device_plan.kernels(&KernelSource::default()))?;
+    let kernels = device_plan.kernels(&KernelSource::default());
+    let mut op = if is_kronecker {
+        DeviceMttkrp::ttmc(device, store, &ranks, &modes, &kernels)?
+    } else {
+        DeviceMttkrp::prepare(device, store, ranks[0], &modes, &kernels)?
+    };
+    op.put(factors)?;
     let mut backend = CudaBackend::new(device, store, &device_plan, op)?;
     let mut executor = Executor::new(store, &plan, &mut backend)?;
     executor.pass(&mut backend, &|_| ())?;
@@ -104,7 +114,7 @@ fn compare(device: &Arc<Device>, store: &Store, turn: usize, judgement: &Judgeme
     let can_lie = (0..store.manifest().chunks.len())
         .any(|number| [Layout::TREE, Layout::SEGMENTS].contains(&layout(number)));
     let as_they_lie = can_lie && !turn.is_multiple_of(4);
-    let results = mttkrp(device, store, &factors, order, as_they_lie);
+    let results = products(device, store, &factors, order, (false, as_they_lie));
     let error = results.as_ref().err().map(ToString::to_string);
     let sorts = order != DeviceOrder::Store;
     if !(sorts && refuses_the_range(error.as_deref(), store, read)) {
@@ -112,6 +122,13 @@ fn compare(device: &Arc<Device>, store: &Store, turn: usize, judgement: &Judgeme
     }
     if let (Some(tensor), Ok(results)) = (read, results) {
         check_mttkrp(tensor, &factors, &results)?;
+    }
+    if as_they_lie {
+        let results = products(device, store, &factors, order, (true, true));
+        alike("SpTTMc", results.as_ref().err().map(ToString::to_string))?;
+        if let (Some(tensor), Ok(results)) = (read, results) {
+            check(tensor, &results, "SpTTMc", |modes| oracle::ttmc(&mut { tensor }, &factors, modes))?;
+        }
     }
     for mode in modes(store).into_iter().filter(|&mode| streams(store.manifest(), mode)) {
         let x = vector(store, mode);

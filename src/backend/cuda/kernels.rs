@@ -26,7 +26,7 @@ macro_rules! source {
 }
 
 const SOURCE: SourceFile = source!("blco.cu");
-const HEADERS: [SourceFile; 16] = [
+const HEADERS: [SourceFile; 17] = [
     source!("abi.h"),
     source!("branches.cuh"),
     source!("dense.cuh"),
@@ -34,6 +34,7 @@ const HEADERS: [SourceFile; 16] = [
     source!("fibers.cuh"),
     source!("image.cuh"),
     source!("instances.h"),
+    source!("kronecker.cuh"),
     source!("mttkrp.cuh"),
     source!("mode_sorted.cuh"),
     source!("segments.cuh"),
@@ -280,7 +281,7 @@ impl MttkrpVariant {
     }
 
     /// The fastest variant, as measured, for a Kronecker product whose threads take `columns` consecutive elements of a row
-    /// (kernels/mttkrp.cuh), if a result's row has work for `threads` threads.
+    /// (kernels/kronecker.cuh), if a result's row has work for `threads` threads.
     #[must_use]
     pub fn kronecker(precision: Precision, order: usize, columns: u32, threads: usize) -> Self {
         let lanes = if threads >= 16 && columns <= 8 { 16 } else { 8 };
@@ -296,9 +297,8 @@ impl MttkrpVariant {
     #[must_use]
     pub fn of_tree(precision: Precision, order: usize, rank: usize) -> Self {
         let (lanes, columns, _) = share(precision, rank, false);
-        let fits = |&tiles: &u32| tree_bytes(precision, order, tiles) <= SHARED_BYTES;
-        let tiles = [4, 2].into_iter().find(fits).unwrap_or(1);
-        Self { tiles, lanes, columns, batch: 4, split: false }
+        let most = Self { tiles: 4, lanes, columns, batch: 4, split: false };
+        most.fitting(|tiles| tree_bytes(precision, order, tiles))
     }
 
     /// The embedded variant for trees.
@@ -314,6 +314,20 @@ impl MttkrpVariant {
         let tiles = if matches!(order, 3 | 4) { 4 } else { 2 };
         let batch = if precision == Precision::F64 { 1 } else { 2 };
         Self { tiles, lanes: 8, columns: 8, batch, split: false }
+    }
+
+    /// This variant of a Kronecker product for trees as they lie, by registers: it was not measured.
+    fn kronecker_of_tree(self, precision: Precision, order: usize) -> Self {
+        let (most, batch) = if precision == Precision::F64 { (5, 1) } else { (8, 2) };
+        let columns = if self.columns > most { self.columns.div_ceil(2) } else { self.columns };
+        let batch = self.batch.min(batch);
+        Self { columns, batch, ..self }.fitting(|tiles| kronecker_tree_bytes(precision, order, tiles))
+    }
+
+    /// The variant with fewer tiles if these take more shared memory than thread blocks have.
+    fn fitting(self, bytes: impl Fn(u32) -> usize) -> Self {
+        let fits = |&tiles: &u32| tiles <= self.tiles && bytes(tiles) <= SHARED_BYTES;
+        Self { tiles: [4, 2].into_iter().find(fits).unwrap_or(1), ..self }
     }
 
     /// Thread blocks that share the sweeps over a rank.
@@ -380,6 +394,14 @@ fn tree_bytes(precision: Precision, order: usize, tiles: u32) -> usize {
     group_bytes(precision, order, tiles) + (order - 1) * marks_of_level + FRAME
 }
 
+/// The same with sums of fibers for a Kronecker product (kernels/kronecker.cuh).
+fn kronecker_tree_bytes(precision: Precision, order: usize, tiles: u32) -> usize {
+    /// Of a tile's nonzeros: their sums, and at most how many pieces of fibers there are.
+    const SUMS: usize = 8 << 10;
+    const PIECES: usize = TILE_NNZ.div_ceil(3) + TILE_NNZ / 32;
+    tree_bytes(precision, order, tiles) + tiles as usize * (SUMS + PIECES * size_of::<u32>())
+}
+
 /// What kernels read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KernelLayout {
@@ -435,20 +457,24 @@ impl Specialisation {
 
     /// The variant of a compiled kernel, for factors of `factor_bytes` in total. `spread`: rows rarely repeat.
     fn compiled_variant(&self, factor_bytes: u64, spread: bool) -> MttkrpVariant {
-        if self.layout == KernelLayout::Tree {
-            return MttkrpVariant::of_tree(self.precision, self.order, self.rank);
+        let Self { precision, order, rank, .. } = *self;
+        match (self.layout, self.kronecker) {
+            (KernelLayout::Tree, None) => MttkrpVariant::of_tree(precision, order, rank),
+            (KernelLayout::Tree, Some(variant)) => variant.kronecker_of_tree(precision, order),
+            (_, Some(variant)) => variant,
+            (_, None) => MttkrpVariant::compiled(precision, order, rank, factor_bytes, spread),
         }
-        self.kronecker.unwrap_or_else(|| {
-            MttkrpVariant::compiled(self.precision, self.order, self.rank, factor_bytes, spread)
-        })
     }
 
     /// The same of an embedded kernel.
     fn embedded_variant(&self, spread: bool) -> MttkrpVariant {
+        let Self { precision, order, rank, .. } = *self;
+        let kronecker = MttkrpVariant::embedded_kronecker(precision, order);
         match (self.layout, self.kronecker) {
-            (KernelLayout::Tree, _) => MttkrpVariant::embedded_of_tree(self.precision, self.order, self.rank),
-            (_, Some(_)) => MttkrpVariant::embedded_kronecker(self.precision, self.order),
-            (_, None) => MttkrpVariant::embedded(self.precision, self.order, self.rank, spread),
+            (KernelLayout::Tree, None) => MttkrpVariant::embedded_of_tree(precision, order, rank),
+            (KernelLayout::Tree, Some(_)) => kronecker.kronecker_of_tree(precision, self.embedded_order()),
+            (_, Some(_)) => kronecker,
+            (_, None) => MttkrpVariant::embedded(precision, order, rank, spread),
         }
     }
 
@@ -466,17 +492,14 @@ impl Specialisation {
         variant.suits(self.precision, self.order)
     }
 
-    /// The variant with fewer tiles if shared memory does not hold that many of a tree, which takes more than nonzeros.
+    /// A variant that was asked for, as chunks of this layout take it.
     fn fitting(&self, variant: MttkrpVariant) -> MttkrpVariant {
-        let fits = |&tiles: &u32| tree_bytes(self.precision, self.order, tiles) <= SHARED_BYTES;
-        match self.layout {
-            KernelLayout::Raw | KernelLayout::Tiled | KernelLayout::Segments => variant,
-            KernelLayout::Tree => {
-                let tiles =
-                    [4, 2].into_iter().filter(|tiles| *tiles <= variant.tiles).find(fits).unwrap_or(1);
-                MttkrpVariant { tiles, ..variant }
-            }
-        }
+        let bytes = match (self.layout, self.kronecker) {
+            (KernelLayout::Raw | KernelLayout::Tiled | KernelLayout::Segments, _) => return variant,
+            (KernelLayout::Tree, None) => tree_bytes,
+            (KernelLayout::Tree, Some(_)) => kronecker_tree_bytes,
+        };
+        variant.fitting(|tiles| bytes(self.precision, self.order, tiles))
     }
 
     /// The name of a compiled kernel and its launch for reports.
@@ -546,16 +569,16 @@ impl Specialisation {
             // Trees have a kernel of their own.
             KernelLayout::Tiled | KernelLayout::Tree => "Tiled",
         };
-        let trees = (self.layout == KernelLayout::Tree).then(|| "-DBLCO_TREES".to_owned());
         let real = match self.precision {
             Precision::F64 => "double",
             Precision::F32 => "float",
         };
         let sorted = self.has_sorted().then(|| "-DBLCO_SORTED".to_owned());
-        let (rank, sweep) = match self.kronecker {
-            Some(_) => (0, "KroneckerSweep"),
-            None => (self.rank, "Sweep"),
+        let (rank, sweep, of_trees) = match self.kronecker {
+            Some(_) => (0, "KroneckerSweep", "ttmc_tree"),
+            None => (self.rank, "Sweep", "mttkrp_tree"),
         };
+        let trees = (self.layout == KernelLayout::Tree).then(|| format!("-DBLCO_TREES={of_trees}"));
         let mut options = vec![
             format!("--gpu-architecture=sm_{major}{minor}"),
             "--std=c++17".into(),

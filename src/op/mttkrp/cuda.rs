@@ -1,6 +1,6 @@
 //! MTTKRP on a GPU: a part per mode, and one kernel for all parts that read the same chunk (kernels/mttkrp.cuh; of trees as they lie
-//! kernels/branches.cuh, of segments also segments.cuh). Also SpTTMc, whose products have other columns ([`Columns`]). Its parts have
-//! a launch each, since their results differ in width.
+//! kernels/branches.cuh, of segments also segments.cuh). Also SpTTMc, whose products have other columns ([`Columns`],
+//! kernels/kronecker.cuh). Its parts have a launch each, since their results differ in width.
 //!
 //! Products are in the precision of the factors or, if a pass requests it, in f64 ([`DeviceMttkrp::aim`]). At most
 //! [`SHARE`](crate::backend::cuda::abi::SHARE) additions are in that precision; longer sums are in f64.
@@ -83,10 +83,7 @@ fn operation_of<T: Real>(shape: &Shape, modes: &[usize], columns: &Columns) -> O
         sorted_bytes,
         takes_fibers: true,
         alternating: false,
-        reads: match columns {
-            Columns::KhatriRao(_) => Reads::Either,
-            Columns::Kronecker(_) => Reads::Nonzeros,
-        },
+        reads: Reads::Either,
         share: None,
         gathers: None,
     }
@@ -814,7 +811,7 @@ impl<T: Real + Pod> DeviceOp for DeviceMttkrp<T> {
         if let (Nonzeros::Sorted | Nonzeros::SortedPart, &[part]) = (work.nonzeros, parts) {
             return self.launch_sorted(&self.targets[part], stream, work, arguments).map(|()| 0);
         }
-        // A thread block that reads a tree computes all modes.
+        // A thread block that reads a tree computes all modes of a launch.
         let of_tiles = if work.layout == KernelLayout::Tree { 1 } else { arguments.target_count };
         let kernels = &self.kernels.of(work.layout).kernels;
         let grid = (work.blocks * of_tiles, kernels.variant.sweeps(columns));

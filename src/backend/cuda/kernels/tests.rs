@@ -37,6 +37,18 @@ fn all(orders: &[usize], ranks: &[usize]) -> Vec<Specialisation> {
     specs
 }
 
+/// The same of Kronecker products, whose threads take this many columns.
+fn kroneckers(orders: &[usize], columns: &[u32]) -> Vec<Specialisation> {
+    let of = |columns| {
+        let with = move |spec: Specialisation| {
+            let variant = MttkrpVariant::kronecker(spec.precision, spec.order, columns, 100);
+            Specialisation { kronecker: Some(variant), ..spec }
+        };
+        all(orders, &[1]).into_iter().map(with)
+    };
+    columns.iter().copied().flat_map(of).collect()
+}
+
 fn embedded(spec: &Specialisation) -> String {
     spec.embedded_name(&spec.embedded_variant(false))
 }
@@ -97,6 +109,16 @@ fn a_kronecker_product_takes_any_columns_that_threads_add_up() {
     assert!(takes("t4l8c0b2").unwrap_err().contains("columns is 0"));
     assert!(takes("t4l3c5b2").unwrap_err().contains("lanes is 3"));
     assert_eq!(spec.embedded_name(&spec.embedded_variant(false)), "ttmc_tiled_f32_o4");
+    for spec in kroneckers(&[2, 3, 4, 5, 6, 7, 8], &[1, 4, 5, 8, 10]) {
+        for variant in [fastest(&spec), spec.embedded_variant(false)] {
+            assert_eq!(spec.takes(&variant), Ok(()), "{spec:?}");
+            assert_eq!(spec.fitting(variant), variant, "{spec:?}");
+        }
+    }
+    let of_trees = Specialisation { layout: Tree, ..spec };
+    assert_eq!(fastest(&of_trees).to_string(), "t2l8c5b2");
+    assert_eq!(fastest(&Specialisation { precision: F64, ..of_trees }).to_string(), "t2l8c5b1");
+    assert_eq!(embedded(&of_trees), "ttmc_tree_f32_o4");
 }
 
 #[test]
@@ -152,7 +174,7 @@ fn the_embedded_kernels_are_those_that_are_asked_for() {
     asked.extend([F64, F32].into_iter().flat_map(|p| [8, 16, 17].map(|rank| FiberSumKernels::name(p, rank))));
     asked.extend(crate::backend::cuda::dense::KERNELS.map(String::from));
     let (precisions, orders) = (["f64", "f32"], ["o3", "o4", "o8"]);
-    for kind in ["tiled", "raw", "sorted"] {
+    for kind in ["tiled", "raw", "segments", "tree", "sorted"] {
         asked.extend(precisions.iter().flat_map(|p| orders.map(|order| format!("ttmc_{kind}_{p}_{order}"))));
     }
     asked.extend(crate::backend::cuda::expand::KERNELS.map(String::from));
@@ -221,6 +243,7 @@ fn every_specialisation_compiles() {
     let Some(nvrtc) = pinned() else { return };
     let ranks = [1, 16, 33];
     let specs = (2..=ORDER_MAX).flat_map(|order| all(&[order], &[ranks[order % 3]]));
+    let specs = specs.chain(kroneckers(&[3], &[8])).chain(kroneckers(&[5], &[5]));
     for (spec, capability) in specs.flat_map(|spec| [(spec, (8, 0)), (spec, (9, 0))]) {
         let image = specialised(&Sys::default(), &nvrtc, &spec, &fastest(&spec), capability, None)
             .unwrap_or_else(|reason| panic!("{spec:?} for {capability:?}: {reason}"));

@@ -100,14 +100,18 @@ fn make(facts: &Facts, store: &Store, request: &DeviceRequest) -> Result<DeviceP
 }
 
 /// Whether chunks that all stay on the device are better converted, once. A thread block that reads a tree finds the nodes above its leaves in
-/// every pass; if it then computes one mode only, that takes longer than what the tree saves. Segments are no slower than what they become
-/// (docs/performance.md).
+/// every pass; if it then computes one mode only, that takes longer than what the tree saves, unless rows are long Kronecker products (by count).
+/// Segments are no slower than what they become (docs/performance.md).
 fn is_converted_once(store: &Store, operation: &Operation, plan: &DevicePlan) -> bool {
+    /// Columns of a product beside which finding nodes takes little.
+    const LONG_ROW: usize = 128;
+    let is_long = operation.factor_columns.is_some() && operation.rank >= LONG_ROW;
     let chunks: Vec<_> = operation.modes.iter().map(|&mode| store.chunks_for(mode)).collect();
     let shared = chunks.iter().enumerate().any(|(n, own)| chunks[..n].contains(own));
     plan.resident().0 == store.manifest().chunks.len()
         && expand::too_long(store, Reads::Nonzeros).is_none()
         && !expand::are_segments(store)
+        && !is_long
         && (operation.alternating || !shared)
 }
 

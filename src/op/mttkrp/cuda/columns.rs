@@ -30,7 +30,7 @@ impl Columns {
     }
 
     /// The variant of a compiled kernel for a Kronecker product. A thread takes some elements of the *near* factor's rows
-    /// (kernels/mttkrp.cuh), which is another one for each target; this number suits all targets together.
+    /// (kernels/kronecker.cuh), which is another one for each target; this number suits all targets together.
     pub fn variant(&self, precision: Precision) -> Option<MttkrpVariant> {
         /// What a nonzero costs a thread beside its columns, in columns.
         const OTHERS: usize = 8;
