@@ -3,7 +3,7 @@
 cold disk against direct reads of the same files; a billion nonzeros in a fraction of the device's memory; and iterations of CP-ALS
 against their passes.
 
-usage: tools/gpu_bench.py BIN WORK REPORT.json [modes|all|ranks|tune|passes|streamed|tensors|cold|billion|cpd|start|ttv|trees ...]
+usage: tools/gpu_bench.py BIN WORK REPORT.json [modes|all|ranks|tune|passes|streamed|tensors|cold|billion|cpd|start|ttv|trees|ttmc ...]
 
 TENSORS="uber nell2" takes some of the tensors only, PRECISIONS="f64" one of the precisions, PASSES=5 a median of fewer passes.
 BIN holds blco-gen and blco-run; WORK is a directory with room for the stores. Prints a line for each measurement.
@@ -45,6 +45,13 @@ ORDERS = {
     "large-3": (["--dims", "4000000,4000000,4000000", "--nnz", "30M", "--skew", "1.5"], 32),
     "large-4": (["--dims", "4000000,4000000,4000000,4000000", "--nnz", "30M", "--skew", "1.5"], 32),
     "large-5": (["--dims", "4000000,4000000,4000000,4000000,4000000", "--nnz", "30M", "--skew", "1.5"], 32),
+}
+
+# Fibers along the last mode, of about 50, 4 and 40 nonzeros, and the ranks of SpTTMc.
+PRODUCTS = {
+    "fibers-50": (["--dims", "1000,400,2000000", "--nnz", "20M"], (8, 16)),
+    "fibers-4": (["--dims", "2500,2000,200000", "--nnz", "20M"], (8, 16)),
+    "fibers-40": (["--dims", "80,80,80,200000", "--nnz", "20M"], (4, 8)),
 }
 
 # Variants of the kernels that are worth a try; the tensors, of 20 million nonzeros, that they are tried on.
@@ -240,7 +247,8 @@ class Bench:
         if len(report["device"]["sets"]) > 1:
             row[label + "_sorted"] = "".join(map(str, copies(report)))
             row[label + "_build_ms"] = sum(p["device"]["build_seconds"] for p in report["passes"]) * 1e3
-        row["kernel"] = report["kernels"]["name"]
+        if "kernels" in report:
+            row["kernel"] = report["kernels"]["name"]
         return report
 
     def ranks(self, _):
@@ -373,6 +381,24 @@ class Bench:
                 self.note(**row)
             subprocess.run(["rm", "-rf", path], check=True)
 
+    def ttmc(self):
+        """SpTTMc of the same nonzeros as tiles, trees and segments: in the store's order, each mode alone, and as planned."""
+        for name, (options, ranks) in PRODUCTS.items():
+            for form in ("blco", "csf", "mmcsf", "fcoo"):
+                path = os.path.join(self.work, f"{name}-{form}.blco")
+                self.tool("blco-gen", *options, "--values", "1..5", "--format", form, "-q", path)
+                for rank in ranks:
+                    order = len(options[1].split(","))
+                    for precision in PRECISIONS:
+                        row = {"tensor": name, "format": form, "rank": rank, "precision": precision}
+                        common = ["--op", "ttmc", "--ranks", ",".join([str(rank)] * order), "--precision", precision]
+                        self.resident(row, "auto", path, *common, "--modes", "all")
+                        report = self.resident(row, "store", path, *common, "--modes", "all", "--device-order", "store")
+                        for mode in map(str, range(1, order + 1)):
+                            self.resident(row, "mode" + mode, path, *common, "--modes", mode, "--device-order", "store")
+                        self.note(as_they_lie=report["device"]["as_they_lie"], **row)
+                subprocess.run(["rm", "-rf", path], check=True)
+
     def cpd(self):
         """An iteration of CP-ALS against the passes of its modes, each by itself, taking turns; updates against passes where factors
         are larger than the tensor."""
@@ -445,7 +471,8 @@ def main(arguments):
     jobs = {"start": bench.start, "modes": lambda: bench.modes(chosen), "all": lambda: bench.all(chosen),
             "ranks": lambda: bench.ranks(chosen), "tune": lambda: bench.tune(chosen), "passes": lambda: bench.passes(["nell2", "enron", "nell1s"]),
             "streamed": lambda: bench.streamed(chosen), "tensors": lambda: bench.passes(chosen), "cold": lambda: bench.cold(["nell1s"]),
-            "billion": bench.billion, "cpd": bench.cpd, "ttv": bench.ttv, "trees": bench.trees}
+            "billion": bench.billion, "cpd": bench.cpd, "ttv": bench.ttv, "trees": bench.trees,
+            "ttmc": bench.ttmc}
     try:
         for job in what or ["start", "passes", "cold", "billion"]:
             print(f"## {job}", flush=True)
