@@ -14,38 +14,77 @@
 // sums one after the other. Tiles are counted from the first of all nonzeros: a range that does not begin with a tile leaves `skip` places
 // of its first tile empty. The result has the same bits for any window and range, and on the host.
 #pragma once
+#include "branches.cuh"
+#include "segments.cuh"
 #include "sort.cuh"
-#include "tile.cuh"
 
 namespace ttm {
 
 constexpr u32 TILE = BLCO_TILE_NNZ, THREADS = BLCO_TILE_THREADS, WORDS = TILE / 32, WARPS = THREADS / 32;
 
+// Calls `f` with the place in its tile, the indices and the value of each nonzero of a tile, and whether there is one, in their order: for
+// THREADS nonzeros at a time. All threads call it, in a thread block for each tile of the chunk.
+template <class LAYOUT, class T> struct Nonzeros {
+    template <class F> static __device__ __forceinline__ void each(const MttkrpArgs& chunk, const F& f)
+    {
+        constexpr int PER = 2;
+        const Header h = LAYOUT::header_of((const u8*)chunk.one.image);
+        const u32 first = blockIdx.x * TILE, rest = h.nnz - first, nnz = rest < TILE ? rest : TILE;
+        bool bad = false;
+        for (u32 begin = 0; begin < TILE; begin += PER * THREADS) {
+            const Slots slots = {begin + threadIdx.x, THREADS, nnz};
+            u32 index[PER][BLCO_ORDER_MAX];
+            T value[PER];
+            LAYOUT::template decode<T, BLCO_ORDER_MAX, PER>(index, value, chunk, h, blockIdx.x, slots, bad);
+#pragma unroll
+            for (int k = 0; k < PER; ++k) f(slots.first + k * THREADS, index[k], value[k], slots.real(k));
+        }
+        if (bad) atomicMin((u32*)chunk.fault, chunk.one.number);
+    }
+};
+
+// The same of a tree whose slots all have a leaf.
+template <class T> struct Nonzeros<Tree, T> {
+    template <class F> static __device__ __forceinline__ void each(const MttkrpArgs& chunk, const F& f)
+    {
+        __shared__ Branches<T, BLCO_ORDER_MAX, Shape<1, THREADS>, Lanes<16, 1, 4>> b;
+        bool bad = false;
+        u32 fibers = 0;
+        u32 slots = climb(b, chunk, (const u8*)chunk.one.image, blockIdx.x, fibers, bad);
+        const u32 leaves = b.frame.levels[BLCO_ORDER_MAX - 1].nodes;
+        check_starts<WARPS>(b.frame, root_of<BLCO_ORDER_MAX>(chunk), BLCO_ORDER_MAX, blockIdx.x, (leaves + TILE - 1) / TILE, bad);
+        if (leaves != b.frame.h.nnz) {
+            // There is room for nonzeros alone.
+            bad = true;
+            slots = 0;
+        }
+        if (bad) atomicMin((u32*)chunk.fault, chunk.one.number);
+        for (u32 begin = 0; begin < TILE; begin += THREADS) {
+            const u32 i = begin + threadIdx.x, at = b.group.place(i);
+            u32 index[BLCO_ORDER_MAX];
+#pragma unroll
+            for (u32 m = 0; m < BLCO_ORDER_MAX; ++m) {
+                if (m >= chunk.order) break;
+                index[m] = b.group.index[m][at];
+            }
+            f(i, index, b.group.value[at], i < slots);
+        }
+    }
+};
+
 // A thread block of THREADS for each tile of the chunk.
 template <class LAYOUT, class T> __device__ __forceinline__ void append(const AppendArgs& a)
 {
-    constexpr int PER = 2;
-    const Header h = LAYOUT::header_of((const u8*)a.chunk.one.image);
-    const u32 first = blockIdx.x * TILE, rest = h.nnz - first, nnz = rest < TILE ? rest : TILE;
-    bool bad = false;
-    for (u32 begin = 0; begin < TILE; begin += PER * THREADS) {
-        const Slots slots = {begin + threadIdx.x, THREADS, nnz};
-        u32 index[PER][BLCO_ORDER_MAX];
-        T value[PER];
-        LAYOUT::template decode<T, BLCO_ORDER_MAX, PER>(index, value, a.chunk, h, blockIdx.x, slots, bad);
+    Nonzeros<LAYOUT, T>::each(a.chunk, [&](u32 i, const u32 (&index)[BLCO_ORDER_MAX], T value, bool real) {
+        if (!real) return;
+        const u64 at = a.first + blockIdx.x * TILE + i;
 #pragma unroll
-        for (int k = 0; k < PER; ++k) {
-            if (!slots.real(k)) continue;
-            const u64 at = a.first + first + slots(k);
-#pragma unroll
-            for (u32 m = 0; m < BLCO_ORDER_MAX; ++m) {
-                if (m >= a.chunk.order) break;
-                ((u32*)a.columns[m])[at] = index[k][m];
-            }
-            ((T*)a.values)[at] = value[k];
+        for (u32 m = 0; m < BLCO_ORDER_MAX; ++m) {
+            if (m >= a.chunk.order) break;
+            ((u32*)a.columns[m])[at] = index[m];
         }
-    }
-    if (bad) atomicMin((u32*)a.chunk.fault, a.chunk.one.number);
+        ((T*)a.values)[at] = value;
+    });
 }
 
 // The key of a nonzero's fiber.
@@ -60,27 +99,13 @@ __device__ __forceinline__ u64 key_of(const RangeArgs& a, const u32 (&index)[BLC
     return key;
 }
 
-// Calls `f` with the indices and the value of each nonzero of a tile, and whether it is one of the range, in their order: for
-// THREADS nonzeros at a time. All threads call it.
+// Calls `f` with the indices and the value of each nonzero of a tile, and whether it is one of the range, as `Nonzeros` does.
 template <class LAYOUT, class T, class F> __device__ __forceinline__ void each(const RangeArgs& a, const F& f)
 {
-    constexpr int PER = 2;
-    const MttkrpArgs& chunk = a.append.chunk;
-    const Header h = LAYOUT::header_of((const u8*)chunk.one.image);
-    const u32 first = blockIdx.x * TILE, rest = h.nnz - first, nnz = rest < TILE ? rest : TILE;
-    bool bad = false;
-    for (u32 begin = 0; begin < TILE; begin += PER * THREADS) {
-        const Slots slots = {begin + threadIdx.x, THREADS, nnz};
-        u32 index[PER][BLCO_ORDER_MAX];
-        T value[PER];
-        LAYOUT::template decode<T, BLCO_ORDER_MAX, PER>(index, value, chunk, h, blockIdx.x, slots, bad);
-#pragma unroll
-        for (int k = 0; k < PER; ++k) {
-            const u64 key = key_of(a, index[k]);
-            f(index[k], value[k], key, slots.real(k) && key >= a.low && key <= a.high);
-        }
-    }
-    if (bad) atomicMin((u32*)chunk.fault, chunk.one.number);
+    Nonzeros<LAYOUT, T>::each(a.append.chunk, [&](u32, const u32 (&index)[BLCO_ORDER_MAX], T value, bool real) {
+        const u64 key = key_of(a, index);
+        f(index, value, key, real && key >= a.low && key <= a.high);
+    });
 }
 
 // A thread block of THREADS for each tile of the chunk.
@@ -301,24 +326,32 @@ template <class T> __device__ __forceinline__ void fix_up(const TtmArgs& a)
 
 }  // namespace ttm
 
+// The kernels that read chunks of a layout, for one precision and for both.
+#define BLCO_TTM_READ(name, layout, tag, real)                                                                         \
+    extern "C" __global__ void __launch_bounds__(BLCO_TILE_THREADS) ttm_append_##tag##_##name(const AppendArgs args)   \
+    {                                                                                                                  \
+        ttm::append<layout, real>(args);                                                                               \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(BLCO_TILE_THREADS) ttm_take_##tag##_##name(const RangeArgs args)      \
+    {                                                                                                                  \
+        ttm::take<layout, real>(args);                                                                                 \
+    }
+#define BLCO_TTM_COUNT(layout, tag)                                                                                    \
+    extern "C" __global__ void __launch_bounds__(BLCO_TILE_THREADS) ttm_count_##tag(const RangeArgs args)              \
+    {                                                                                                                  \
+        ttm::count<layout>(args);                                                                                      \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(BLCO_TILE_THREADS) ttm_within_##tag(const RangeArgs args)             \
+    {                                                                                                                  \
+        ttm::within<layout>(args);                                                                                     \
+    }
+
 // The kernels for one precision.
 #define BLCO_TTM(name, real)                                                                                           \
-    extern "C" __global__ void __launch_bounds__(BLCO_TILE_THREADS) ttm_append_tiled_##name(const AppendArgs args)     \
-    {                                                                                                                  \
-        ttm::append<Tiled, real>(args);                                                                                \
-    }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(BLCO_TILE_THREADS) ttm_append_raw_##name(const AppendArgs args)       \
-    {                                                                                                                  \
-        ttm::append<Raw, real>(args);                                                                                  \
-    }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(BLCO_TILE_THREADS) ttm_take_tiled_##name(const RangeArgs args)        \
-    {                                                                                                                  \
-        ttm::take<Tiled, real>(args);                                                                                  \
-    }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(BLCO_TILE_THREADS) ttm_take_raw_##name(const RangeArgs args)          \
-    {                                                                                                                  \
-        ttm::take<Raw, real>(args);                                                                                    \
-    }                                                                                                                  \
+    BLCO_TTM_READ(name, Tiled, tiled, real)                                                                            \
+    BLCO_TTM_READ(name, Raw, raw, real)                                                                                \
+    BLCO_TTM_READ(name, Tree, tree, real)                                                                              \
+    BLCO_TTM_READ(name, Segments, segments, real)                                                                      \
     extern "C" __global__ void __launch_bounds__(BLCO_TILE_THREADS) ttm_rows_##name(const TtmArgs args)                \
     {                                                                                                                  \
         ttm::rows<real>(args);                                                                                         \
@@ -330,22 +363,10 @@ template <class T> __device__ __forceinline__ void fix_up(const TtmArgs& a)
 
 // The kernels that serve both precisions.
 #define BLCO_TTM_SORT                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(BLCO_TILE_THREADS) ttm_count_tiled(const RangeArgs args)              \
-    {                                                                                                                  \
-        ttm::count<Tiled>(args);                                                                                       \
-    }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(BLCO_TILE_THREADS) ttm_count_raw(const RangeArgs args)                \
-    {                                                                                                                  \
-        ttm::count<Raw>(args);                                                                                         \
-    }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(BLCO_TILE_THREADS) ttm_within_tiled(const RangeArgs args)             \
-    {                                                                                                                  \
-        ttm::within<Tiled>(args);                                                                                      \
-    }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(BLCO_TILE_THREADS) ttm_within_raw(const RangeArgs args)               \
-    {                                                                                                                  \
-        ttm::within<Raw>(args);                                                                                        \
-    }                                                                                                                  \
+    BLCO_TTM_COUNT(Tiled, tiled)                                                                                       \
+    BLCO_TTM_COUNT(Raw, raw)                                                                                           \
+    BLCO_TTM_COUNT(Tree, tree)                                                                                         \
+    BLCO_TTM_COUNT(Segments, segments)                                                                                 \
     extern "C" __global__ void __launch_bounds__(BLCO_SORT_THREADS) ttm_places(const RangeArgs args)                   \
     {                                                                                                                  \
         ttm::places(args);                                                                                             \

@@ -5,7 +5,7 @@ use super::mttkrp::{Modes, check_modes, check_rank};
 use super::{Engine, ExecutionPlan};
 #[cfg(feature = "cuda")]
 use crate::backend::cuda::CudaBackend;
-use crate::backend::device::{DeviceLimits, staging_bytes};
+use crate::backend::device::{DeviceLimits, KernelReport, staging_bytes};
 use crate::backend::host::{HostBackend, decoded_bytes};
 use crate::backend::plan::DevicePlan;
 #[cfg(feature = "cuda")]
@@ -39,6 +39,8 @@ pub(crate) struct TtmcOutcome<T> {
     pub spans: Vec<Span>,
     /// What was used in the end.
     pub plan: ExecutionPlan,
+    /// The kernels, on a GPU.
+    pub kernels: Option<KernelReport>,
 }
 
 impl Engine {
@@ -154,7 +156,8 @@ impl Engine {
             let again = |backend: &mut HostBackend<Ttmc<'_, T>>, _| backend.op().reset();
             let passes = (store, request.passes);
             let (passes, spans) = self.passes(passes, &plan.host, &mut backend, again)?;
-            Ok(TtmcOutcome { results: backend.into_op().finish(), passes, spans, plan: plan.clone() })
+            let (results, plan) = (backend.into_op().finish(), plan.clone());
+            Ok(TtmcOutcome { results, passes, spans, plan, kernels: None })
         })
     }
 }
@@ -175,7 +178,8 @@ impl Engine {
         let mut backend = CudaBackend::new(gpu, store, device, op)?;
         let (passes, spans) = self.passes((store, *passes), &plan.host, &mut backend, |_, _| ())?;
         let plan = plan.with_used((backend.plan(), backend.notes()));
-        Ok(TtmcOutcome { results: backend.op().results(self.sys())?, passes, spans, plan })
+        let (results, kernels) = (backend.op().results(self.sys())?, Some(backend.op().kernels().clone()));
+        Ok(TtmcOutcome { results, passes, spans, plan, kernels })
     }
 }
 

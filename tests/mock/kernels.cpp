@@ -29,15 +29,17 @@ BLCO_DENSE_KERNELS(KNOWN_DENSE)
     MOCK_KERNEL(ttv_two_level_##name, BLCO_TTV_THREADS) \
     MOCK_KERNEL(ttv_balanced_##name, BLCO_TTV_THREADS) MOCK_KERNEL(ttv_fix_up_##name, BLCO_TTV_THREADS)
 BLCO_TTV_KERNELS(KNOWN_TTV)
+#define KNOWN_TTM_READ(name, tag) \
+    MOCK_KERNEL(ttm_append_##tag##_##name, BLCO_TILE_THREADS) MOCK_KERNEL(ttm_take_##tag##_##name, BLCO_TILE_THREADS)
 #define KNOWN_TTM(name, ...) \
-    MOCK_KERNEL(ttm_append_tiled_##name, BLCO_TILE_THREADS) MOCK_KERNEL(ttm_append_raw_##name, BLCO_TILE_THREADS) \
-    MOCK_KERNEL(ttm_take_tiled_##name, BLCO_TILE_THREADS) MOCK_KERNEL(ttm_take_raw_##name, BLCO_TILE_THREADS) \
+    KNOWN_TTM_READ(name, tiled) KNOWN_TTM_READ(name, raw) KNOWN_TTM_READ(name, tree) KNOWN_TTM_READ(name, segments) \
     MOCK_KERNEL(ttm_rows_##name, BLCO_TILE_THREADS) MOCK_KERNEL(ttm_fix_up_##name, BLCO_ROW_THREADS)
 BLCO_TTM_KERNELS(KNOWN_TTM)
-MOCK_KERNEL(ttm_count_tiled, BLCO_TILE_THREADS)
-MOCK_KERNEL(ttm_count_raw, BLCO_TILE_THREADS)
-MOCK_KERNEL(ttm_within_tiled, BLCO_TILE_THREADS)
-MOCK_KERNEL(ttm_within_raw, BLCO_TILE_THREADS)
+#define KNOWN_TTM_COUNT(tag) MOCK_KERNEL(ttm_count_##tag, BLCO_TILE_THREADS) MOCK_KERNEL(ttm_within_##tag, BLCO_TILE_THREADS)
+KNOWN_TTM_COUNT(tiled)
+KNOWN_TTM_COUNT(raw)
+KNOWN_TTM_COUNT(tree)
+KNOWN_TTM_COUNT(segments)
 MOCK_KERNEL(ttm_places, BLCO_SORT_THREADS)
 MOCK_KERNEL(ttm_keys, BLCO_ROW_THREADS)
 MOCK_KERNEL(ttm_ends, BLCO_TILE_THREADS)

@@ -12,20 +12,32 @@ use crate::error::Result;
 use std::sync::Arc;
 
 /// Their names, without those of the sort.
-pub const KERNELS: [&str; 19] = [
+pub const KERNELS: [&str; 31] = [
     "ttm_append_tiled_f64",
     "ttm_append_tiled_f32",
     "ttm_append_raw_f64",
     "ttm_append_raw_f32",
+    "ttm_append_tree_f64",
+    "ttm_append_tree_f32",
+    "ttm_append_segments_f64",
+    "ttm_append_segments_f32",
     "ttm_count_tiled",
     "ttm_count_raw",
+    "ttm_count_tree",
+    "ttm_count_segments",
     "ttm_within_tiled",
     "ttm_within_raw",
+    "ttm_within_tree",
+    "ttm_within_segments",
     "ttm_places",
     "ttm_take_tiled_f64",
     "ttm_take_tiled_f32",
     "ttm_take_raw_f64",
     "ttm_take_raw_f32",
+    "ttm_take_tree_f64",
+    "ttm_take_tree_f32",
+    "ttm_take_segments_f64",
+    "ttm_take_segments_f32",
     "ttm_keys",
     "ttm_ends",
     "ttm_rows_f64",

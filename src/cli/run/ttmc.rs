@@ -2,6 +2,7 @@
 
 use super::mttkrp_report::check_table;
 use super::{Run, beyond, parse_modes};
+use crate::backend::device::KernelReport;
 use crate::cli::outputs::refuse_dash_for_directory;
 use crate::cli::progress::Bar;
 use crate::cli::report::{ReportHead, median, memory_text, modes_text, numbers_text, pass_text, stages_text};
@@ -27,6 +28,7 @@ struct TtmcReport {
     ranks: Vec<usize>,
     /// Columns of each mode's result.
     widths: Vec<usize>,
+    kernels: Option<KernelReport>,
     passes: Vec<PassReport>,
     check: Option<Vec<Comparison>>,
 }
@@ -40,6 +42,7 @@ impl TtmcReport {
             modes: modes.iter().map(|m| m + 1).collect(),
             ranks: ranks.clone(),
             widths: modes.iter().filter_map(|&m| width(ranks, m)).collect(),
+            kernels: None,
             passes: Vec::new(),
             check: None,
         }
@@ -100,7 +103,7 @@ pub(super) fn run<T: Real>(run: &Run, sys: &Sys, engine: &Engine, progress: &Bar
     let views: Vec<MatrixRef<'_, T>> = factors.iter().map(Into::into).collect();
     let outcome = engine.run_ttmc(&store, &request, &plan, &views)?;
     progress.end();
-    report.passes = outcome.passes;
+    (report.passes, report.kernels) = (outcome.passes, outcome.kernels);
     report.head.used(outcome.plan);
     report.head.notes.extend(beyond(&outcome.results));
     if let Some(source) = &mut to_check {

@@ -1,4 +1,5 @@
-//! SpTTM on a GPU (kernels/ttm.cuh). The pass appends the nonzeros of every chunk to columns on the device. There they are sorted by
+//! SpTTM on a GPU (kernels/ttm.cuh). The pass appends the nonzeros of every chunk to columns on the device, from trees and segments as
+//! they lie, unless trees have slots without a nonzero. There they are sorted by
 //! fiber, unless the store has that order; then fibers are computed in windows of consecutive tiles. A window is copied back and
 //! handed over while the next one is computed.
 //!
@@ -15,6 +16,7 @@ use crate::backend::cuda::abi::{AppendArgs, MttkrpArgs, RangeArgs, TILE, TtmArgs
 use crate::backend::cuda::driver::{Device, Download, Event, Memory, Pinned, Priority, Stream};
 use crate::backend::cuda::expand::layouts_there;
 use crate::backend::cuda::fault::Fault;
+use crate::backend::cuda::kernels::KernelLayout;
 use crate::backend::cuda::ttm::{SortMemory, TtmKernels, scan_rows};
 use crate::backend::cuda::{DeviceOp, Launch};
 use crate::backend::plan::{DevicePlan, Gathers, Operation, Reads};
@@ -117,7 +119,7 @@ pub fn operation<T: Real>(manifest: &Manifest, mode: usize, rank: usize, multipr
         sorted_bytes: |_, _| 0,
         takes_fibers: false,
         alternating: false,
-        reads: Reads::Nonzeros,
+        reads: reads(manifest),
         share: None,
         gathers: Some(Gathers {
             nnz: manifest.nnz,
@@ -126,6 +128,12 @@ pub fn operation<T: Real>(manifest: &Manifest, mode: usize, rank: usize, multipr
             ranges_bytes: counts_bytes(manifest, mode) + 4 * (u64::from(longest(manifest)) + 1),
         }),
     }
+}
+
+/// What kernels read of trees and segments. A slot of a tree is the place of a nonzero, if all have one.
+fn reads(manifest: &Manifest) -> Reads {
+    let is_padded = |nnz| manifest.partitions.iter().any(|partition| partition.format.slots_max(nnz) > nnz);
+    if is_padded(manifest.nnz) { Reads::Nonzeros } else { Reads::AsTheyLie }
 }
 
 /// Bytes of the counts of nonzeros.
@@ -193,7 +201,11 @@ struct Ranges {
 /// The operation.
 #[derive(Debug)]
 pub struct DeviceTtm<T> {
-    kernels: TtmKernels,
+    /// Those of each layout that chunks have. What follows on the nonzeros is the same in all.
+    kernels: Vec<(KernelLayout, TtmKernels)>,
+    reads: Reads,
+    /// The product modes of each chunk, if it is segments.
+    products: Vec<u32>,
     sizes: Sizes,
     append: AppendArgs,
     arguments: TtmArgs,
@@ -288,8 +300,13 @@ impl<T: Real + Pod> DeviceTtm<T> {
         // Inside a partition, nonzeros that differ in the mode alone ascend: linear indices do.
         let least = (manifest.partitions.len() > 1).then_some(mode);
         let keys = least.into_iter().chain((0..order).rev().filter(|&m| m != mode));
+        let reads = plan.request.operation.reads;
+        let kernels = |layout| Ok((layout, TtmKernels::load(device, T::PRECISION, layout)?));
+        let format = |number| &manifest.partitions[store.part_of(number)].format;
         Ok(Self {
-            kernels: TtmKernels::load(device, T::PRECISION, layouts_there(store, Reads::Nonzeros)[0])?,
+            kernels: layouts_there(store, reads).into_iter().map(kernels).collect::<Result<_>>()?,
+            reads,
+            products: (0..manifest.chunks.len()).map(|number| format(number).product_modes()).collect(),
             sizes,
             append,
             arguments,
@@ -398,7 +415,7 @@ impl<T: Real + Pod> DeviceTtm<T> {
             self.arguments.results = window.memory[1].address();
             self.arguments.carry_in = self.carries[carry].address();
             self.arguments.carry_out = self.carries[1 - carry].address();
-            self.kernels.window(computing, &self.arguments)?;
+            self.kernels[0].1.window(computing, &self.arguments)?;
             let fibers = ended[end_tile as usize] - ended[first_tile as usize];
             if fibers > 0 {
                 window.computed.record(computing)?;
@@ -422,9 +439,9 @@ impl<T: Real + Pod> DeviceTtm<T> {
         let nnz = nnz - skip;
         stream.finish(|stream| {
             if let Some(memory) = &self.sorting {
-                self.arguments.positions = self.kernels.sort(stream, &columns, nnz, memory)?;
+                self.arguments.positions = self.kernels[0].1.sort(stream, &columns, nnz, memory)?;
             }
-            self.kernels.number(stream, &self.arguments)
+            self.kernels[0].1.number(stream, &self.arguments)
         })?;
         let mut ended: Vec<u32> = self.sys.vec(0, tiles as usize + 1)?;
         let mut totals = vec![0; scan_rows(tiles) as usize];
@@ -536,6 +553,10 @@ impl Ranges {
 }
 
 impl<T: Real + Pod> DeviceOp for DeviceTtm<T> {
+    fn as_they_lie(&self) -> bool {
+        self.reads == Reads::AsTheyLie
+    }
+
     fn in_order(&self) -> bool {
         self.ranges.is_some()
     }
@@ -562,20 +583,23 @@ impl<T: Real + Pod> DeviceOp for DeviceTtm<T> {
 
     fn launch(&mut self, _parts: &[usize], stream: &Stream, work: &Launch) -> Result<usize> {
         let first = self.firsts[work.one.number as usize];
-        let chunk = MttkrpArgs { one: work.one, ..self.append.chunk };
+        let product = self.products[work.one.number as usize];
+        let chunk = MttkrpArgs { one: work.one, product, ..self.append.chunk };
+        let of_layout = self.kernels.iter().find(|(layout, _)| *layout == work.layout);
+        let (_, kernels) = of_layout.expect("kernels for each layout of the store");
         let append = AppendArgs { chunk, first, ..self.append };
         let Some(ranges) = &self.ranges else {
-            self.kernels.append(stream, work.blocks, &append)?;
+            kernels.append(stream, work.blocks, &append)?;
             return Ok(0);
         };
         let arguments = RangeArgs { append, tiles: work.blocks, ..ranges.arguments };
         match self.turn {
             Turn::Count(Bins { low, high, shift }) => {
-                self.kernels.count(stream, &RangeArgs { low, high, shift, ..arguments })?;
+                kernels.count(stream, &RangeArgs { low, high, shift, ..arguments })?;
             }
             Turn::Take { number, .. } => {
                 let range = ranges.cut.ranges()[number];
-                self.kernels.take(stream, &RangeArgs { low: range.low, high: range.high, ..arguments })?;
+                kernels.take(stream, &RangeArgs { low: range.low, high: range.high, ..arguments })?;
             }
             Turn::All | Turn::Ended => {}
         }

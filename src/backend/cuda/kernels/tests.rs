@@ -1,6 +1,7 @@
 use super::*;
 use KernelLayout::{Raw, Segments, Tiled, Tree};
 use Precision::{F32, F64};
+use rayon::prelude::*;
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -244,12 +245,13 @@ fn every_specialisation_compiles() {
     let ranks = [1, 16, 33];
     let specs = (2..=ORDER_MAX).flat_map(|order| all(&[order], &[ranks[order % 3]]));
     let specs = specs.chain(kroneckers(&[3], &[8])).chain(kroneckers(&[5], &[5]));
-    for (spec, capability) in specs.flat_map(|spec| [(spec, (8, 0)), (spec, (9, 0))]) {
+    let all: Vec<_> = specs.flat_map(|spec| [(spec, (8, 0)), (spec, (9, 0))]).collect();
+    all.into_par_iter().for_each(|(spec, capability)| {
         let image = specialised(&Sys::default(), &nvrtc, &spec, &fastest(&spec), capability, None)
             .unwrap_or_else(|reason| panic!("{spec:?} for {capability:?}: {reason}"));
         assert!(image.bytes.starts_with(b"\x7fELF"), "{spec:?}");
         assert_eq!((image.origin, image.cache_refused), (Origin::Compiled, None));
-    }
+    });
 }
 
 #[test]
