@@ -428,7 +428,7 @@ BLCO_OFFSET(TtvArgs, carried, 76)
 
 // The arguments of a launch that appends a chunk's nonzeros to columns.
 struct AppendArgs {
-    // The chunk: `one`, `order`, `dims`, `fault` and what `raw` needs.
+    // The chunk: `one`, `order`, `dims`, `fault`, and what `raw` and segments need.
     MttkrpArgs chunk;
     // Address of the indices of each mode, a `u32` for each nonzero.
     u64 columns[BLCO_ORDER_MAX];

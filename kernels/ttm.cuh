@@ -52,8 +52,9 @@ template <class T> struct Nonzeros<Tree, T> {
         u32 fibers = 0;
         u32 slots = climb(b, chunk, (const u8*)chunk.one.image, blockIdx.x, fibers, bad);
         const u32 leaves = b.frame.levels[BLCO_ORDER_MAX - 1].nodes;
-        check_starts<WARPS>(b.frame, root_of<BLCO_ORDER_MAX>(chunk), BLCO_ORDER_MAX, blockIdx.x, (leaves + TILE - 1) / TILE, bad);
-        if (leaves != b.frame.h.nnz) {
+        if (leaves == b.frame.h.nnz) {
+            check_starts<WARPS>(b.frame, root_of<BLCO_ORDER_MAX>(chunk), BLCO_ORDER_MAX, blockIdx.x, (leaves + TILE - 1) / TILE, bad);
+        } else {
             // There is room for nonzeros alone.
             bad = true;
             slots = 0;

@@ -1,6 +1,6 @@
 //! Establishes, on a CUDA device or else on the mock driver that `BLCO_MOCK_CUDA` names, that false stores
 //! (fuzz/stores) have the same effect on a device as on the host: those that every reader accepts give MTTKRP, SpTTMc and TTV the
-//! same results within the derived bounds, and those that are refused when their chunks are read are refused there too. If nonzeros are outside
+//! same results within the derived bounds, and those that are refused when their chunks are read are refused there too, by SpTTM as well. If nonzeros are outside
 //! the range of values, which a verifier refuses, a device may refuse the store when it sorts copies.
 //!
 //! `BLCO_MUTANTS=2000` sets the number of mutants, of which at least 300 must be accepted. `BLCO_SEED=7` takes others.
@@ -21,6 +21,7 @@ use blco::internals::error::Result;
 use blco::internals::format::Layout;
 use blco::internals::op::mttkrp::cuda::{self as mttkrp_on_gpu, DeviceMttkrp};
 use blco::internals::op::oracle;
+use blco::internals::op::ttm::cuda::{self as ttm_on_gpu, DeviceTtm, WINDOW_BYTES};
 use blco::internals::op::ttv::cuda::{self as ttv_on_gpu, DeviceTtv};
 use blco::internals::op::ttv::streams;
 use blco::internals::store::{Format, Store};
@@ -69,6 +70,20 @@ fn products(
     executor.pass(&mut backend, &|_| ())?;
     executor.pass(&mut backend, &|_| ())?;
     backend.op().results(store.sys())
+}
+
+/// SpTTM along a mode, in one pass; how many fibers there are.
+fn ttm(device: &Arc<Device>, store: &Store, mode: usize) -> Result<u64> {
+    let dim = usize::try_from(store.manifest().shape.dims()[mode]).unwrap();
+    let matrix = Matrix::<f64>::seeded(store.sys(), dim, 2, mode, 5)?;
+    let operation = ttm_on_gpu::operation::<f64>(store.manifest(), mode, 2, device.facts.multiprocessors);
+    let limits = DeviceLimits { lanes: Some(2), passes: 1, ..DeviceLimits::default() };
+    let device_plan = plan_device(device, store, operation, &limits)?;
+    let op = DeviceTtm::new(device, store, mode, (&matrix).into(), &device_plan, WINDOW_BYTES)?;
+    let mut backend = CudaBackend::new(device, store, &device_plan, op)?;
+    let plan = plan(store, 0, &Limits::default())?;
+    Executor::new(store, &plan, &mut backend)?.pass(&mut backend, &|_| ())?;
+    backend.op().finish(None)
 }
 
 /// TTV along the leaves' mode.
@@ -129,6 +144,8 @@ fn compare(device: &Arc<Device>, store: &Store, turn: usize, judgement: &Judgeme
         if let (Some(tensor), Ok(results)) = (read, results) {
             check(tensor, &results, "SpTTMc", |modes| oracle::ttmc(&mut { tensor }, &factors, modes))?;
         }
+        let found = ttm(device, store, turn % factors.len());
+        alike("SpTTM", found.as_ref().err().map(ToString::to_string))?;
     }
     for mode in modes(store).into_iter().filter(|&mode| streams(store.manifest(), mode)) {
         let x = vector(store, mode);

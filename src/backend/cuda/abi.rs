@@ -355,7 +355,7 @@ structs! {
 
     /// The arguments of a launch that appends a chunk's nonzeros to columns.
     pub struct AppendArgs {
-        /// The chunk: `one`, `order`, `dims`, `fault` and what `raw` needs.
+        /// The chunk: `one`, `order`, `dims`, `fault`, and what `raw` and segments need.
         chunk: MttkrpArgs,
         /// Address of the indices of each mode, a `u32` for each nonzero.
         columns: [u64; ORDER_MAX],

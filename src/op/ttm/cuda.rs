@@ -1,5 +1,5 @@
 //! SpTTM on a GPU (kernels/ttm.cuh). The pass appends the nonzeros of every chunk to columns on the device, from trees and segments as
-//! they lie, unless trees have slots without a nonzero. There they are sorted by
+//! they lie, unless trees may have slots without a nonzero. There they are sorted by
 //! fiber, unless the store has that order; then fibers are computed in windows of consecutive tiles. A window is copied back and
 //! handed over while the next one is computed.
 //!
@@ -22,6 +22,7 @@ use crate::backend::cuda::{DeviceOp, Launch};
 use crate::backend::plan::{DevicePlan, Gathers, Operation, Reads};
 use crate::dense::{MatrixRef, Real};
 use crate::error::{Error, Result};
+use crate::format::Layout;
 use crate::op::mttkrp::cuda::chunk_arguments;
 use crate::store::{Manifest, Store};
 use crate::sys::Sys;
@@ -132,8 +133,10 @@ pub fn operation<T: Real>(manifest: &Manifest, mode: usize, rank: usize, multipr
 
 /// What kernels read of trees and segments. A slot of a tree is the place of a nonzero, if all have one.
 fn reads(manifest: &Manifest) -> Reads {
-    let is_padded = |nnz| manifest.partitions.iter().any(|partition| partition.format.slots_max(nnz) > nnz);
-    if is_padded(manifest.nnz) { Reads::Nonzeros } else { Reads::AsTheyLie }
+    let formats = || manifest.partitions.iter().map(|partition| &partition.format);
+    let can_lie = formats().any(|format| matches!(format.layout(), Layout::TREE | Layout::SEGMENTS));
+    let is_padded = formats().any(|format| format.slots_max(manifest.nnz) > manifest.nnz);
+    if can_lie && !is_padded { Reads::AsTheyLie } else { Reads::Nonzeros }
 }
 
 /// Bytes of the counts of nonzeros.
