@@ -257,7 +257,7 @@ __device__ __forceinline__ void multiply_pieces(const Pieces<T, SHAPE>& p, const
     const u32 first = own / of_pieces + blockIdx.y * of_sweeps;
     for (u32 start = first * S::SWEEP; start < columns; start += gridDim.y * of_sweeps * S::SWEEP) {
         const SWEEP sweep(a, mode, start, a.rank);
-        const Adds<SWEEP> done = {sweep, sweep.base(sums), a.rank};
+        double* const out = sweep.base(sums);
         const bool is_near = sweep.mode_of(mode, sweep.near) == leaf;
         const typename SWEEP::template Elements<T, ORDER> near(sweep, a, mode, sweep.near);
         const u32 element = sweep.template element_of<ORDER>(leaf == 0 ? mode : leaf);
@@ -294,7 +294,7 @@ __device__ __forceinline__ void multiply_pieces(const Pieces<T, SHAPE>& p, const
             for (u32 b = 0; b < BATCH; ++b) {
                 if (n + b >= behind) break;
                 if (rows[b] != row || added == PIECES) {
-                    done(row, sum, false);
+                    sweep.add(out + (u64)row * a.rank, sum);
                     row = rows[b];
                     added = 0;
 #pragma unroll
@@ -305,7 +305,7 @@ __device__ __forceinline__ void multiply_pieces(const Pieces<T, SHAPE>& p, const
                 for (u32 c = 0; c < COLUMNS; ++c) sum[c] += product[b] * last[b][c];
             }
         }
-        done(row, sum, true);
+        sweep.add(out + (u64)row * a.rank, sum);
     }
 }
 

@@ -140,40 +140,21 @@ __device__ __forceinline__ void accumulate(const SWEEP& sweep, const Group<T, OR
     done(row, sum, true);
 }
 
-// Adds the sums of rows to a matrix of `rank` columns, of which `out` is the sweep's base.
-template <class SWEEP> struct Adds {
-    const SWEEP& sweep;
-    double* out;
-    u32 rank;
-
-    template <class T, int COLUMNS> __device__ __forceinline__ void operator()(u32 row, const T (&sum)[COLUMNS], bool) const
-    {
-        sweep.add(out + (u64)row * rank, sum);
-    }
-};
-
-// Gives each group of LANES threads its SHARE of `nnz` nonzeros in every sweep: `add_up` gets where the share begins and ends, and what
-// adds the sums of a row to `sums`, with the sweep.
-template <class SWEEP, class S, u32 SHARE, class ADD_UP>
-__device__ __forceinline__ void share_out(const MttkrpArgs& a, u32 mode, u32 nnz, u32 rank, double* sums, const ADD_UP& add_up)
-{
-    const u32 begin = threadIdx.x / S::LANES * SHARE, end = begin + SHARE < nnz ? begin + SHARE : nnz;
-    if (begin >= end) return;
-    const u32 columns = SWEEP::end(a, mode, rank);
-    for (u32 start = blockIdx.y * S::SWEEP; start < columns; start += gridDim.y * S::SWEEP) {
-        const SWEEP sweep(a, mode, start, rank);
-        add_up(begin, end, Adds<SWEEP>{sweep, sweep.base(sums), rank});
-    }
-}
-
 // Adds up the ordered nonzeros of a thread block.
 template <class FACTOR, class SWEEP, class T, int ORDER, class SHAPE, class S>
 __device__ __forceinline__ void reduce(const Group<T, ORDER, SHAPE, S>& group, const MttkrpArgs& a, u32 mode, u32 nnz, u32 rank,
                                        double* sums)
 {
-    share_out<SWEEP, S, Group<T, ORDER, SHAPE, S>::SHARE>(a, mode, nnz, rank, sums, [&](u32 begin, u32 end, const Adds<SWEEP>& done) {
-        accumulate<FACTOR>(done.sweep, group, a, mode, begin, end, done);
-    });
+    constexpr u32 SHARE = Group<T, ORDER, SHAPE, S>::SHARE;
+    const u32 begin = threadIdx.x / S::LANES * SHARE, end = begin + SHARE < nnz ? begin + SHARE : nnz;
+    if (begin >= end) return;
+    const u32 columns = SWEEP::end(a, mode, rank);
+    for (u32 start = blockIdx.y * S::SWEEP; start < columns; start += gridDim.y * S::SWEEP) {
+        const SWEEP sweep(a, mode, start, rank);
+        double* const out = sweep.base(sums);
+        accumulate<FACTOR>(sweep, group, a, mode, begin, end,
+                   [&](u32 row, const T (&sum)[S::COLUMNS], bool) { sweep.add(out + (u64)row * rank, sum); });
+    }
 }
 
 // With RANK 0, the rank is an argument. ORDER is the tensor's, or BLCO_ORDER_MAX, which serves every order. A thread block takes its

@@ -316,7 +316,7 @@ impl MttkrpVariant {
         Self { tiles, lanes: 8, columns: 8, batch, split: false }
     }
 
-    /// This variant of a Kronecker product for trees as they lie, by registers: it was not measured.
+    /// This variant of a Kronecker product for trees as they lie. Columns and batch are what registers hold; no GPU has measured them.
     fn kronecker_of_tree(self, precision: Precision, order: usize) -> Self {
         let (most, batch) = if precision == Precision::F64 { (5, 1) } else { (8, 2) };
         let columns = if self.columns > most { self.columns.div_ceil(2) } else { self.columns };

@@ -100,7 +100,7 @@ fn make(facts: &Facts, store: &Store, request: &DeviceRequest) -> Result<DeviceP
 }
 
 /// Whether chunks that all stay on the device are better converted, once. A thread block that reads a tree finds the nodes above its leaves in
-/// every pass; if it then computes one mode only, that takes longer than what the tree saves, unless rows are long Kronecker products (by count).
+/// every pass; if it then computes one mode only, that takes longer than what the tree saves, unless rows are long Kronecker products (by count of instructions).
 /// Segments are no slower than what they become (docs/performance.md).
 fn is_converted_once(store: &Store, operation: &Operation, plan: &DevicePlan) -> bool {
     /// Columns of a product beside which finding nodes takes little.
