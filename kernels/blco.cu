@@ -1,10 +1,9 @@
 // The kernels by name. Without options: the instances that are embedded as PTX and serve every order and rank.
 // With BLCO_RANK and the options beside it below: `mttkrp`, `finish_real`, `fix_up_real`, `clear_real`, and with BLCO_SORTED
 // `mttkrp_sorted`, for that rank (0: any) and these options. BLCO_SWEEP is Sweep, or KroneckerSweep for SpTTMc; BLCO_TREES, of trees as they
-// lie, mttkrp_tree or ttmc_tree.
-#include "kronecker.cuh"
+// lie, mttkrp_tree or ttmc_tree. With BLCO_MATRIX_ROWS and the like, sorted nonzeros are multiplied on tensor cores (tensor_cores.cuh).
 #include "segments.cuh"
-#include "sorted.cuh"
+#include "tensor_cores.cuh"
 
 // Thread blocks that share a multiprocessor hold 1024 threads of 64 registers.
 #define BOUNDS(tiles) __launch_bounds__(tiles * BLCO_TILE_THREADS, 1024 / (tiles * BLCO_TILE_THREADS))
@@ -83,7 +82,9 @@ TREE_OF(BLCO_TREES, mttkrp, BLCO_REAL, BLCO_ORDER, BLCO_TILES, BLCO_LANES, BLCO_
 TILES_OF(BLCO_SWEEP, mttkrp, BLCO_LAYOUT, BLCO_REAL, BLCO_ORDER, BLCO_TILES, BLCO_LANES, BLCO_COLUMNS, BLCO_BATCH, BLCO_RANK)
 #endif
 OF_ROWS(real, BLCO_ROW_THREADS, BLCO_REAL)
-#ifdef BLCO_SORTED
+#ifdef BLCO_MATRIX_ROWS
+MATRICES_OF(mttkrp_sorted, BLCO_REAL, BLCO_ORDER, BLCO_MATRIX_ROWS, BLCO_MATRIX_COLS, BLCO_MATRIX_BLOCKS, BLCO_MATRIX_THREADS)
+#elif defined(BLCO_SORTED)
 SORTED_OF(BLCO_SWEEP, mttkrp_sorted, BLCO_REAL, BLCO_ORDER, BLCO_LANES, BLCO_COLUMNS, BLCO_BATCH, BLCO_RANK)
 #endif
 #else

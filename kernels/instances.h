@@ -107,6 +107,15 @@
     X(ttmc_sorted_f32_o4, float, 4)                                                                                    \
     X(ttmc_sorted_f32_o8, float, 8)
 
+// The same by products of matrices (matrices.cu): X(name, real, order, rows, cols, blocks, threads).
+#define BLCO_TTMC_MATRIX_INSTANCES(X)                                                                                  \
+    X(ttmc_matrices_f64_o3, double, 3, 2, 2, 1, 768)                                                                   \
+    X(ttmc_matrices_f64_o4, double, 4, 1, 1, 8, 512)                                                                   \
+    X(ttmc_matrices_f64_o8, double, 8, 1, 1, 4, 512)                                                                   \
+    X(ttmc_matrices_f32_o3, float, 3, 2, 2, 1, 768)                                                                    \
+    X(ttmc_matrices_f32_o4, float, 4, 1, 1, 8, 512)                                                                    \
+    X(ttmc_matrices_f32_o8, float, 8, 1, 1, 4, 512)
+
 // What clears, fixes up and finishes results: X(name, threads, real).
 #define BLCO_ROW_KERNELS(X)                                                                                            \
     X(f64, BLCO_ROW_THREADS, double)                                                                                   \

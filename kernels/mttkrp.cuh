@@ -18,6 +18,8 @@
 // them is added.
 template <int LANES_, int COLUMNS_, int BATCH_> struct Lanes {
     static constexpr int LANES = LANES_, COLUMNS = COLUMNS_, BATCH = BATCH_, SWEEP = LANES * COLUMNS;
+    // Nonzeros of a share, at most.
+    static constexpr u32 SHARE_MOST = BLCO_SHARE;
 };
 
 // The columns of a thread in one sweep over the rank: column(0) and others at distances of LANES. WHOLE: none is beyond the rank.

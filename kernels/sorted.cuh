@@ -6,7 +6,8 @@
 // and ends inside a share is written by its group. The sums of a share's first and last row go to shared memory, where a thread for
 // each column adds up those of the same row; those of the thread block's first and last row are its *carry-outs*, in memory, which
 // `fix_up` adds up in the same way, BLCO_FIX_UP at a time, level by level, until every row is written. `clear_rows` has cleared
-// rows without nonzeros. Products and shares of at most BLCO_SHARE additions are in T, all other sums in f64.
+// rows without nonzeros. Products and shares of at most BLCO_SHARE additions are in T, all other sums in f64
+// (tensor_cores.cuh has longer shares, in f64).
 #pragma once
 #include "mttkrp.cuh"
 
@@ -84,7 +85,6 @@ __device__ __forceinline__ void mttkrp_sorted(const MttkrpArgs& a)
 {
     constexpr bool WHOLE = RANK > 0 && RANK % S::SWEEP == 0;
     constexpr u32 SHARE = Group<T, ORDER, SHAPE, S>::SHARE;
-    static_assert(S::SWEEP <= SHAPE::THREADS, "a thread for each column");
     __shared__ Group<T, ORDER, SHAPE, S> group;
     // Sums of the first and the last row of each share.
     __shared__ T ends[2][SHAPE::NNZ / SHARE][S::SWEEP];
@@ -125,12 +125,19 @@ __device__ __forceinline__ void mttkrp_sorted(const MttkrpArgs& a)
         __syncthreads();
         const u32 first_row = row_of(0), last_row = row_of(entries - 1);
         if (start == 0 && threadIdx.x < 2) ((u32*)a.carry_rows)[2 * blockIdx.x + threadIdx.x] = threadIdx.x == 0 ? first_row : last_row;
-        const u32 column = Columns::column_of(a, target.mode, start, threadIdx.x, rank);
-        if (threadIdx.x < S::SWEEP && column < rank) {
-            const auto sum_of = [&](u32 e) { return (double)ends[e % 2][e / 2][threadIdx.x]; };
+        const auto add_up_column = [&](u32 i) {
+            const u32 column = Columns::column_of(a, target.mode, start, i, rank);
+            if (i >= S::SWEEP || column >= rank) return;
+            const auto sum_of = [&](u32 e) { return (double)ends[e % 2][e / 2][i]; };
             add_up_rows<4>(entries, row_of, sum_of,
                     Written<T>(first_row, last_row, {target.sums, column, rank, a.add},
                                (double*)a.carry_sums + 2ull * blockIdx.x * rank + column));
+        };
+        if constexpr (S::SWEEP <= SHAPE::THREADS) {
+            add_up_column(threadIdx.x);
+        } else {
+#pragma unroll 1
+            for (u32 i = threadIdx.x; i < S::SWEEP; i += SHAPE::THREADS) add_up_column(i);
         }
         if (start + S::SWEEP < columns) __syncthreads();
     }

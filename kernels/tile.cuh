@@ -17,7 +17,7 @@ template <int TILES_, int THREADS_> struct Shape {
 template <class T, int ORDER, class SHAPE, class S> struct alignas(16) Group {
     static constexpr u32 SHARE = SHAPE::PER * S::LANES, SHARES = 32 / S::LANES, RUN = S::BATCH < 4 ? 4 : S::BATCH;
     static constexpr u32 TURNS = SHARES <= 2 ? 1 : SHARES < SHARE / RUN ? SHARES : SHARE / RUN;
-    static_assert(SHARE <= BLCO_SHARE && SHARE % RUN == 0 && RUN % S::BATCH == 0, "shares of whole batches");
+    static_assert(SHARE <= S::SHARE_MOST && SHARE % RUN == 0 && RUN % S::BATCH == 0, "shares of whole batches");
     static_assert((TURNS & (TURNS - 1)) == 0 && SHARE / RUN % TURNS == 0, "runs stay in their share");
 
     T value[SHAPE::NNZ];

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Compiles kernels/blco.ptx.zst for each architecture of the table and records each kernel's resources in
+# Compiles kernels/*.ptx.zst for each architecture of the table and records each kernel's resources in
 # kernels/resources.txt.
 # usage: tools/kernel_table.sh [--check | --spills]    --check: fails where the table is not true
 #                                                      --spills: records kernels that spill registers, too

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import itertools
 import re
 import subprocess
 import sys
@@ -23,12 +24,11 @@ from typing import NamedTuple
 import zstandard
 
 KERNELS = Path(__file__).resolve().parent.parent / "kernels"
-SOURCE = "blco.cu"
-PTX = KERNELS / "blco.ptx.zst"
 TABLE = KERNELS / "resources.txt"
 NVIDIA = Path(sysconfig.get_paths()["purelib"]) / "nvidia"
 
-PTX_OPTIONS = ["--gpu-architecture=compute_70", "--std=c++17"]
+# What is embedded: a source and the architecture that its PTX is for at least.
+EMBEDDED = {"blco.cu": "compute_70", "matrices.cu": "compute_80"}
 NVRTC_VERSION = (12, 0)
 ARCHITECTURES = ["sm_80", "sm_90"]
 
@@ -99,29 +99,37 @@ class Nvrtc:
         return self.text("PTX", program)
 
 
-def made() -> str:
-    """The PTX that the sources make, without comments: they name builds and say nothing else."""
-    lines = Nvrtc().ptx(SOURCE, PTX_OPTIONS).splitlines()
+def ptx_of(source: str) -> Path:
+    """The file of a source's embedded PTX."""
+    return KERNELS / f"{Path(source).stem}.ptx.zst"
+
+
+def made(source: str) -> str:
+    """The PTX that a source makes, without comments: they name builds and say nothing else."""
+    options = [f"--gpu-architecture={EMBEDDED[source]}", "--std=c++17"]
+    lines = Nvrtc().ptx(source, options).splitlines()
     return "".join(f"{line}\n" for line in lines if line.strip() and not line.lstrip().startswith("//"))
 
 
-def embedded() -> str:
-    """The PTX as it lies in the repository, or nothing."""
-    return zstandard.ZstdDecompressor().decompress(PTX.read_bytes()).decode() if PTX.exists() else ""
+def embedded(source: str) -> str:
+    """A source's PTX as it lies in the repository, or nothing."""
+    path = ptx_of(source)
+    return zstandard.ZstdDecompressor().decompress(path.read_bytes()).decode() if path.exists() else ""
 
 
 def ptx(check: bool) -> None:
     """Write the embedded PTX where it is not what the sources make, or refuse it."""
-    new, old = made(), embedded()
-    name = PTX.relative_to(KERNELS.parent)
-    # Compared uncompressed: other versions of zstd compress to other bytes.
-    if new == old:
-        print(f"{name} is current: {entries(new)} kernels, {len(new)} bytes, {PTX.stat().st_size} compressed")
-    elif check:
-        raise Wrong(f"{name} is not what kernels/ makes: run tools/make_ptx.sh and tools/kernel_table.sh, commit both")
-    else:
-        PTX.write_bytes(zstandard.ZstdCompressor(level=19).compress(new.encode()))
-        print(f"{name}: {entries(new)} kernels, {len(new)} bytes, {PTX.stat().st_size} compressed")
+    for source in EMBEDDED:
+        new, old, path = made(source), embedded(source), ptx_of(source)
+        name = path.relative_to(KERNELS.parent)
+        # Compared uncompressed: other versions of zstd compress to other bytes.
+        if new == old:
+            print(f"{name} is current: {entries(new)} kernels, {len(new)} bytes, {path.stat().st_size} compressed")
+        elif check:
+            raise Wrong(f"{name} is not what kernels/ makes: run tools/make_ptx.sh and tools/kernel_table.sh, commit both")
+        else:
+            path.write_bytes(zstandard.ZstdCompressor(level=19).compress(new.encode()))
+            print(f"{name}: {entries(new)} kernels, {len(new)} bytes, {path.stat().st_size} compressed")
 
 
 def entries(text: str) -> int:
@@ -211,12 +219,12 @@ def difference(old: Table, new: Table) -> list[str]:
 
 def table(check: bool, spills: bool) -> None:
     """Record the resources, or refuse a table that is not true."""
-    text = embedded()
-    if not text:
-        raise Wrong("there is no embedded PTX: run tools/make_ptx.sh")
+    texts = [embedded(source) for source in EMBEDDED]
+    if not all(texts):
+        raise Wrong("embedded PTX is missing: run tools/make_ptx.sh")
     new: Table = {}
     with ThreadPoolExecutor(len(ARCHITECTURES)) as pool:
-        for part in pool.map(lambda a: assembled(text, a), ARCHITECTURES):
+        for part in pool.map(lambda of: assembled(*of), itertools.product(texts, ARCHITECTURES)):
             new |= part
     old, name = recorded(), TABLE.relative_to(KERNELS.parent)
     changes = "\n".join(difference(old, new))

@@ -159,8 +159,10 @@ pub struct ModeSeconds {
     pub written: f64,
     /// Sorting the nonzeros, once.
     pub built: f64,
-    /// The least for all nonzeros, in any order: decoding and instructions, whatever the rows.
+    /// The least for all nonzeros: decoding and instructions, whatever the rows.
     pub least: f64,
+    /// The same for sorted ones, which tensor cores may multiply.
+    pub least_sorted: f64,
 }
 
 impl ModeSeconds {
@@ -171,10 +173,12 @@ impl ModeSeconds {
         self.in_store_order + self.cleared - self.sorted - self.written
     }
 
-    /// The same with the least counted, which forecasts state. Plans compare orders and devices, and it is the same for all of them.
+    /// The same with the least counted, which forecasts state. Plans compare orders and devices, and it is the same
+    /// for all of them unless tensor cores multiply sorted nonzeros.
     #[must_use]
     pub fn at_least(&self) -> Self {
-        let (in_store_order, sorted) = (self.in_store_order.max(self.least), self.sorted.max(self.least));
+        let (in_store_order, sorted) =
+            (self.in_store_order.max(self.least), self.sorted.max(self.least_sorted));
         Self { in_store_order, sorted, ..*self }
     }
 

@@ -6,6 +6,7 @@ use crate::common::{Kind, SMALL_CHUNKS, Tensor, options, packed, values};
 use crate::on_a_device::on_a_device;
 use blco::internals::backend::cuda::abi::SHARE;
 use blco::internals::backend::cuda::driver::Device;
+use blco::internals::backend::cuda::kernels::Matrices;
 use blco::internals::backend::cuda::{CudaBackend, plan as plan_device};
 use blco::internals::backend::device::{DeviceLimits, DeviceOrder, KernelSource};
 use blco::internals::dense::{FactorView, Matrix, Real};
@@ -128,6 +129,66 @@ fn every_order_agrees_with_the_oracle() {
                 agrees::<f32>(device, tensor, &stores, turn);
             }
         }
+    });
+}
+
+/// Sorted nonzeros whose factors have columns enough for tensor cores, of widths that fill their blocks and that do not.
+fn agrees_by_matrices<T: Real + bytemuck::Pod>(device: &Arc<Device>, tensor: &Tensor, ranks: &[usize]) {
+    let sys = Sys::default();
+    let seeded = |(mode, (&dim, &rank)): (usize, (&u64, &usize))| {
+        Matrix::<T>::seeded(&sys, usize::try_from(dim).unwrap(), rank, mode, 9).unwrap()
+    };
+    let factors: Vec<Matrix<T>> = tensor.dims.iter().zip(ranks).enumerate().map(seeded).collect();
+    let modes: Vec<usize> = (0..ranks.len()).collect();
+    let expected = oracle::ttmc(&mut { tensor }, &factors, &modes).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let store = packed(tensor, &options(&dir.path().join("s"), Kind::Tiled, SMALL_CHUNKS));
+    for compile in [None, Some(false)] {
+        let operation = DeviceMttkrp::<T>::ttmc(
+            device,
+            &store,
+            ranks,
+            &modes,
+            &KernelSource { compile, ..KernelSource::default() },
+        );
+        let name = operation.unwrap().kernels().name.clone();
+        assert_eq!(name.contains(", sorted m"), Matrices::suit(&device.facts), "{name}");
+        for way in [(2, DeviceOrder::Target, false), (1, DeviceOrder::Auto, true)] {
+            let results = run(device, &store, &factors, &modes, way, compile);
+            for (expected, (mode, result)) in expected.iter().zip(&results) {
+                let comparison = expected.compare(result, ranks.len(), SHARE);
+                assert!(comparison.holds, "{name}, {ranks:?}: mode {}: {:.2}", mode + 1, comparison.worst);
+            }
+            if way.2 {
+                let again = run(device, &store, &factors, &modes, way, compile);
+                assert_eq!(again, results, "{name}, {ranks:?}: bits");
+            }
+        }
+    }
+}
+
+#[test]
+fn products_of_matrices_agree_with_the_oracle() {
+    on_a_device(module_path!(), "products_of_matrices_agree_with_the_oracle", |device| {
+        // Rows of one nonzero and of many; last tiles that are not full.
+        let of_order = |order: usize, nnz, values: fn(u64) -> f64| {
+            Tensor::random(&[90, 40, 17, 30, 5, 3, 4, 2][..order], nnz, order as u64, values)
+        };
+        let of_3 = of_order(3, 3000, values::fraction);
+        for ranks in [[16, 16, 16], [20, 24, 19]] {
+            agrees_by_matrices::<f64>(device, &of_3, &ranks);
+        }
+        for ranks in [[12, 16, 9], [33, 32, 12]] {
+            agrees_by_matrices::<f32>(device, &of_3, &ranks);
+        }
+        let short_rows = Tensor::random(&[5000, 40, 3000], 2000, 1, values::integer);
+        agrees_by_matrices::<f32>(device, &short_rows, &[16, 10, 16]);
+        let of_4 = of_order(4, 2000, values::single);
+        agrees_by_matrices::<f64>(device, &of_4, &[8, 8, 8, 8]);
+        agrees_by_matrices::<f32>(device, &of_4, &[7, 8, 6, 8]);
+        agrees_by_matrices::<f32>(device, &of_order(5, 1500, values::fraction), &[4, 4, 4, 8, 8]);
+        agrees_by_matrices::<f64>(device, &of_order(6, 1000, values::decimal), &[2, 2, 2, 4, 8, 8]);
+        agrees_by_matrices::<f64>(device, &of_order(8, 1000, values::few), &[1, 1, 1, 2, 2, 4, 8, 8]);
     });
 }
 

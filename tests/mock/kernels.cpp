@@ -1,6 +1,7 @@
 // The engine's kernels for the mock driver, unmodified.
 #include "cuda_cpu.h"
 #include "../../kernels/blco.cu"
+#include "../../kernels/matrices.cu"
 
 #define KNOWN(name, layout, real, order, tiles, ...) MOCK_KERNEL(name, tiles * BLCO_TILE_THREADS)
 BLCO_INSTANCES(KNOWN)
@@ -21,6 +22,8 @@ BLCO_TTMC_INSTANCES(KNOWN_TTMC)
 BLCO_TTMC_TREE_INSTANCES(KNOWN_TTMC_TREE)
 #define KNOWN_TTMC_SORTED(name, ...) MOCK_KERNEL(name, BLCO_SORTED_TILES * BLCO_TILE_THREADS)
 BLCO_TTMC_SORTED_INSTANCES(KNOWN_TTMC_SORTED)
+#define KNOWN_MATRICES(name, ...) MOCK_KERNEL(name, BLCO_SORTED_TILES * BLCO_TILE_THREADS)
+BLCO_TTMC_MATRIX_INSTANCES(KNOWN_MATRICES)
 #define KNOWN_ROWS(name, threads, ...) MOCK_KERNEL(finish_##name, 1024) MOCK_KERNEL(fix_up_##name, threads) MOCK_KERNEL(clear_##name, threads)
 BLCO_ROW_KERNELS(KNOWN_ROWS)
 #define KNOWN_DENSE(name, ...) MOCK_KERNEL(dense_##name, BLCO_DENSE_THREADS)

@@ -16,8 +16,14 @@ use std::path::Path;
 use std::sync::Arc;
 use xxhash_rust::xxh3::Xxh3;
 
+mod matrices;
+
+pub use matrices::Matrices;
+
 /// Made by `tools/make_ptx.sh`.
 const PTX: &[u8] = include_bytes!("../../../kernels/blco.ptx.zst");
+/// The same of kernels that multiply matrices, for compute capability 8.0 and later.
+const MATRICES_PTX: &[u8] = include_bytes!("../../../kernels/matrices.ptx.zst");
 
 macro_rules! source {
     ($name:literal) => {
@@ -26,7 +32,7 @@ macro_rules! source {
 }
 
 const SOURCE: SourceFile = source!("blco.cu");
-const HEADERS: [SourceFile; 17] = [
+const HEADERS: [SourceFile; 18] = [
     source!("abi.h"),
     source!("branches.cuh"),
     source!("dense.cuh"),
@@ -40,6 +46,7 @@ const HEADERS: [SourceFile; 17] = [
     source!("segments.cuh"),
     source!("sort.cuh"),
     source!("sorted.cuh"),
+    source!("tensor_cores.cuh"),
     source!("tile.cuh"),
     source!("tree.cuh"),
     source!("ttm.cuh"),
@@ -58,10 +65,15 @@ const SPECIALISED_SORTED: &str = "mttkrp_sorted";
 /// If the program was built from a damaged file.
 #[must_use]
 pub fn embedded_ptx(names: &[&str]) -> Vec<u8> {
+    kernels_of(PTX, names)
+}
+
+/// The PTX of these kernels of `compressed`.
+fn kernels_of(compressed: &[u8], names: &[&str]) -> Vec<u8> {
     const ENTRY: &[u8] = b"\n.visible .entry ";
     // A kernel's body ends with a brace on its own line. Text between kernels belongs to all.
     const END: &[u8] = b"\n}";
-    let all = zstd::decode_all(PTX).expect("the embedded PTX was compressed by tools/make_ptx.sh");
+    let all = zstd::decode_all(compressed).expect("the embedded PTX was compressed by tools/make_ptx.sh");
     let entries: Vec<Vec<u8>> = names.iter().map(|name| [ENTRY, name.as_bytes(), b"("].concat()).collect();
     let (mut ptx, mut rest) = (Vec::new(), &all[..]);
     while let Some(begin) = memmem::find(rest, ENTRY) {
@@ -103,6 +115,10 @@ impl KernelSource {
         spec: &Specialisation,
         factor_bytes: u64,
     ) -> error::Result<MttkrpKernels> {
+        // Variants that are asked for are of threads.
+        let threads = |kronecker| Kronecker { matrices: None, embedded_matrices: None, ..kronecker };
+        let kronecker = spec.kronecker.map(|own| if self.variant.is_some() { threads(own) } else { own });
+        let spec = &Specialisation { kronecker, ..*spec };
         if let Some(variant) = self.variant {
             let refused = |why| Error::request(format!("kernel {variant}: {why}"));
             spec.takes(&variant).map_err(refused)?;
@@ -115,7 +131,7 @@ impl KernelSource {
                 let module = device.module(&image.bytes)?;
                 let name = spec.compiled_name(&variant);
                 let report = KernelReport { name, origin: image.origin, why: image.cache_refused };
-                let sorted = spec.has_sorted().then(|| SPECIALISED_SORTED.to_owned());
+                let sorted = spec.has_sorted().then(|| module.kernel(SPECIALISED_SORTED)).transpose()?;
                 return MttkrpKernels::new(&module, SPECIALISED_NAME, sorted, "real", variant, report);
             }
             Err(why) if self.compile == Some(true) || self.variant.is_some() => {
@@ -125,12 +141,22 @@ impl KernelSource {
         };
         let (precision, variant) = (spec.precision, spec.embedded_variant(spread));
         let name = spec.embedded_name(&variant);
-        let sorted = spec.has_sorted().then(|| spec.embedded_sorted_name(&variant));
+        let by_matrices = spec.kronecker.and_then(|kronecker| kronecker.embedded_matrices);
+        let by_matrices = by_matrices.filter(|_| spec.has_sorted());
+        let by_threads =
+            (spec.has_sorted() && by_matrices.is_none()).then(|| spec.embedded_sorted_name(&variant));
         let of_rows = of_rows(precision.name());
-        let names = [&name].into_iter().chain(&sorted).chain(&of_rows).map(String::as_str);
+        let names = [&name].into_iter().chain(&by_threads).chain(&of_rows).map(String::as_str);
         let module = device.module(&embedded_ptx(&names.collect::<Vec<_>>()))?;
-        let report =
-            KernelReport { name: spec.report_name(&variant), origin: Origin::Embedded, why: Some(why) };
+        let sorted = match by_matrices {
+            None => by_threads.map(|name| module.kernel(&name)).transpose()?,
+            Some(_) => {
+                let name = spec.embedded_matrices_name();
+                Some(device.module(&kernels_of(MATRICES_PTX, &[&name]))?.kernel(&name)?)
+            }
+        };
+        let name_of_all = spec.with_matrices(spec.report_name(&variant), by_matrices);
+        let report = KernelReport { name: name_of_all, origin: Origin::Embedded, why: Some(why) };
         MttkrpKernels::new(&module, &name, sorted, precision.name(), variant, report)
     }
 
@@ -160,7 +186,7 @@ impl MttkrpKernels {
     fn new(
         module: &Arc<Module>,
         mttkrp: &str,
-        sorted: Option<String>,
+        sorted: Option<Kernel>,
         real: &str,
         variant: MttkrpVariant,
         report: KernelReport,
@@ -168,7 +194,7 @@ impl MttkrpKernels {
         let [finish, fix_up, clear] = of_rows(real).map(|name| module.kernel(&name));
         Ok(Self {
             mttkrp: module.kernel(mttkrp)?,
-            sorted: sorted.map(|name| module.kernel(&name)).transpose()?,
+            sorted,
             finish: finish?,
             fix_up: fix_up?,
             clear: clear?,
@@ -432,6 +458,17 @@ impl KernelLayout {
     }
 }
 
+/// How kernels compute a Kronecker product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Kronecker {
+    /// The fastest variant of a compiled kernel whose threads multiply rows.
+    pub threads: MttkrpVariant,
+    /// What sorted nonzeros are multiplied by instead, if that is faster.
+    pub matrices: Option<Matrices>,
+    /// The same of embedded kernels.
+    pub embedded_matrices: Option<Matrices>,
+}
+
 /// The parameters of an MTTKRP kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Specialisation {
@@ -443,8 +480,8 @@ pub struct Specialisation {
     pub order: usize,
     /// Columns of the factors; nothing if they differ, as in a Kronecker product.
     pub rank: usize,
-    /// Of a Kronecker product (SpTTMc), whose kernels serve all ranks: the fastest variant of a compiled kernel.
-    pub kronecker: Option<MttkrpVariant>,
+    /// Of a Kronecker product (SpTTMc), whose kernels serve all ranks.
+    pub kronecker: Option<Kronecker>,
     /// Whether chunks may hold decimals: without, a compiled kernel takes fewer registers.
     pub decimals: bool,
 }
@@ -460,8 +497,8 @@ impl Specialisation {
         let Self { precision, order, rank, .. } = *self;
         match (self.layout, self.kronecker) {
             (KernelLayout::Tree, None) => MttkrpVariant::of_tree(precision, order, rank),
-            (KernelLayout::Tree, Some(variant)) => variant.kronecker_of_tree(precision, order),
-            (_, Some(variant)) => variant,
+            (KernelLayout::Tree, Some(kronecker)) => kronecker.threads.kronecker_of_tree(precision, order),
+            (_, Some(kronecker)) => kronecker.threads,
             (_, None) => MttkrpVariant::compiled(precision, order, rank, factor_bytes, spread),
         }
     }
@@ -505,7 +542,10 @@ impl Specialisation {
     /// The name of a compiled kernel and its launch for reports.
     fn compiled_name(&self, variant: &MttkrpVariant) -> String {
         match self.kronecker {
-            Some(_) => format!("{}_{variant}", self.embedded_name(variant)),
+            Some(kronecker) => {
+                let matrices = kronecker.matrices.filter(|_| self.has_sorted());
+                self.with_matrices(format!("{}_{variant}", self.embedded_name(variant)), matrices)
+            }
             None => format!("{}, rank {}", self.report_name(variant), self.rank),
         }
     }
@@ -521,6 +561,16 @@ impl Specialisation {
             return format!("ttmc_sorted_{}_o{}", self.precision.name(), self.embedded_order());
         }
         sorted_name(self.precision, self.embedded_order(), variant)
+    }
+
+    /// The name of kernels for reports, with the matrices that sorted nonzeros are multiplied by.
+    fn with_matrices(&self, name: String, matrices: Option<Matrices>) -> String {
+        matrices.map_or(name.clone(), |matrices| format!("{name}, sorted {matrices}"))
+    }
+
+    /// The name of the embedded kernel that multiplies matrices.
+    fn embedded_matrices_name(&self) -> String {
+        format!("ttmc_matrices_{}_o{}", self.precision.name(), self.embedded_order())
     }
 
     /// The order of the kernel with products in f64 and this many tiles.
@@ -593,7 +643,9 @@ impl Specialisation {
             format!("-DBLCO_BATCH={}", variant.batch),
             format!("-DBLCO_DECIMALS={}", u32::from(self.decimals)),
         ];
+        let matrices = self.kronecker.and_then(|kronecker| kronecker.matrices).filter(|_| self.has_sorted());
         options.extend(sorted.into_iter().chain(trees));
+        options.extend(matrices.iter().flat_map(Matrices::options));
         options
     }
 }

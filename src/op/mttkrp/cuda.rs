@@ -1,9 +1,9 @@
 //! MTTKRP on a GPU: a part per mode, and one kernel for all parts that read the same chunk (kernels/mttkrp.cuh; of trees as they lie
 //! kernels/branches.cuh, of segments also segments.cuh). Also SpTTMc, whose products have other columns ([`Columns`],
-//! kernels/kronecker.cuh). Its parts have a launch each, since their results differ in width.
+//! kernels/kronecker.cuh; of sorted nonzeros also tensor_cores.cuh). Its parts have a launch each, since their results differ in width.
 //!
 //! Products are in the precision of the factors or, if a pass requests it, in f64 ([`DeviceMttkrp::aim`]). At most
-//! [`SHARE`](crate::backend::cuda::abi::SHARE) additions are in that precision; longer sums are in f64.
+//! [`SHARE`](crate::backend::cuda::abi::SHARE) additions are in that precision; longer sums, and those of tensor cores, are in f64.
 //!
 //! **Determinism.** In the store's order, several thread blocks update one row in any order, so the last bits of
 //! results differ from run to run, within the oracle's bound. Sorted nonzeros (kernels/sorted.cuh) are added up in one
@@ -283,7 +283,7 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
         modes: &[usize],
         kernels: &KernelSource,
     ) -> Result<Self> {
-        let mut made = Self::without_targets(device, store, columns, kernels)?;
+        let mut made = Self::without_targets(device, store, columns, modes, kernels)?;
         let target = |&mode: &usize| {
             let rows = store.manifest().shape.dims()[mode] as usize;
             let (copies, columns) = (copies(rows), made.columns.of_result(mode));
@@ -318,7 +318,7 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
         rank: usize,
         kernels: &KernelSource,
     ) -> Result<Self> {
-        let mut made = Self::without_targets(device, store, Columns::KhatriRao(rank), kernels)?;
+        let mut made = Self::without_targets(device, store, Columns::KhatriRao(rank), &[], kernels)?;
         let target = |(mode, &dim): (usize, &u32)| {
             let rows = dim as usize;
             let copies = u32::try_from(copies(rows)).unwrap_or(1);
@@ -396,11 +396,12 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
         &self.factors[mode]
     }
 
-    /// Has room for factors but no targets yet.
+    /// Has room for factors but no targets yet; `modes` are those of a Kronecker product.
     fn without_targets(
         device: &Arc<Device>,
         store: &Store,
         columns: Columns,
+        modes: &[usize],
         kernels: &KernelSource,
     ) -> Result<Self> {
         let (sys, shape) = (store.sys(), &store.manifest().shape);
@@ -409,7 +410,7 @@ impl<T: Real + Pod> DeviceMttkrp<T> {
             precision: T::PRECISION,
             order: shape.order(),
             rank: columns.of_factor(0),
-            kronecker: columns.variant(T::PRECISION),
+            kronecker: columns.kronecker(&device.facts, T::PRECISION, modes),
             decimals: true,
         };
         let dims = shape.dims().iter().enumerate();

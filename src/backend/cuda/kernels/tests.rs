@@ -38,16 +38,51 @@ fn all(orders: &[usize], ranks: &[usize]) -> Vec<Specialisation> {
     specs
 }
 
+fn by_threads(threads: MttkrpVariant) -> Kronecker {
+    Kronecker { threads, matrices: None, embedded_matrices: None }
+}
+
 /// The same of Kronecker products, whose threads take this many columns.
 fn kroneckers(orders: &[usize], columns: &[u32]) -> Vec<Specialisation> {
     let of = |columns| {
         let with = move |spec: Specialisation| {
             let variant = MttkrpVariant::kronecker(spec.precision, spec.order, columns, 100);
-            Specialisation { kronecker: Some(variant), ..spec }
+            Specialisation { kronecker: Some(by_threads(variant)), ..spec }
         };
         all(orders, &[1]).into_iter().map(with)
     };
     columns.iter().copied().flat_map(of).collect()
+}
+
+/// Of Kronecker products whose sorted nonzeros are multiplied on tensor cores.
+fn by_matrices() -> impl Iterator<Item = Specialisation> {
+    let ranks: [&[usize]; 11] = [
+        &[8; 3],
+        &[16; 3],
+        &[20; 3],
+        &[32; 3],
+        &[64, 4, 12],
+        &[8; 4],
+        &[10; 4],
+        &[8; 5],
+        &[8; 6],
+        &[8; 7],
+        &[8; 8],
+    ];
+    [F64, F32].into_iter().flat_map(move |precision| {
+        ranks.map(|ranks| {
+            let threads = MttkrpVariant::kronecker(precision, ranks.len(), 8, 100);
+            let matrices = Some(Matrices::fastest(precision, ranks, &[0, 1, 2]).unwrap());
+            Specialisation {
+                layout: Tiled,
+                precision,
+                order: ranks.len(),
+                rank: 1,
+                kronecker: Some(Kronecker { threads, matrices, embedded_matrices: None }),
+                decimals: true,
+            }
+        })
+    })
 }
 
 fn embedded(spec: &Specialisation) -> String {
@@ -100,7 +135,7 @@ fn a_kronecker_product_takes_any_columns_that_threads_add_up() {
         precision: F32,
         order: 4,
         rank: 10,
-        kronecker: Some(own),
+        kronecker: Some(by_threads(own)),
         decimals: true,
     };
     let takes = |text: &str| spec.takes(&text.parse::<MttkrpVariant>().unwrap());
@@ -195,11 +230,25 @@ fn the_embedded_kernels_are_those_that_are_asked_for() {
     assert_eq!(braces(b'{'), braces(b'}'));
 }
 
+#[test]
+fn the_embedded_kernels_of_matrices_are_those_that_are_asked_for() {
+    let ptx = zstd::decode_all(MATRICES_PTX).unwrap();
+    assert!(ptx.starts_with(b".version 8.0\n.target sm_80\n"), "a driver of CUDA 12.0 must take it");
+    let specs: Vec<_> = by_matrices().collect();
+    assert_eq!(entries(&ptx), specs.iter().map(Specialisation::embedded_matrices_name).collect());
+    let names =
+        |spec: &Specialisation, layout| Specialisation { layout, ..*spec }.compiled_name(&fastest(spec));
+    assert_eq!(names(&specs[1], Tiled), "ttmc_tiled_f64_o3_t4l16c8b1, sorted m2x2x1");
+    assert_eq!(names(&specs[1], Raw), "ttmc_raw_f64_o3_t4l16c8b1");
+}
+
 /// Every source is embedded: what a specialised kernel is compiled from is what the PTX was made from.
 #[test]
 fn every_source_is_embedded() {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels");
     let names = fs::read_dir(directory).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
+    // No specialised kernel is compiled from what only lists embedded ones.
+    let names = names.filter(|name| name != "matrices.cu");
     let sources: BTreeSet<String> =
         names.filter(|name| [".cu", ".cuh", ".h"].iter().any(|ending| name.ends_with(ending))).collect();
     let embedded: BTreeSet<String> =
@@ -245,7 +294,8 @@ fn every_specialisation_compiles() {
     let ranks = [1, 16, 33];
     let specs = (2..=ORDER_MAX).flat_map(|order| all(&[order], &[ranks[order % 3]]));
     let specs = specs.chain(kroneckers(&[3], &[8])).chain(kroneckers(&[5], &[5]));
-    let all: Vec<_> = specs.flat_map(|spec| [(spec, (8, 0)), (spec, (9, 0))]).collect();
+    let both = specs.flat_map(|spec| [(spec, (8, 0)), (spec, (9, 0))]);
+    let all: Vec<_> = both.chain(by_matrices().zip([(8, 0), (9, 0)].into_iter().cycle())).collect();
     all.into_par_iter().for_each(|(spec, capability)| {
         let image = specialised(&Sys::default(), &nvrtc, &spec, &fastest(&spec), capability, None)
             .unwrap_or_else(|reason| panic!("{spec:?} for {capability:?}: {reason}"));

@@ -7,6 +7,7 @@
 //! measured rates (docs/performance.md).
 
 use crate::backend::cuda::expand::is_expanded;
+use crate::backend::cuda::kernels::Matrices;
 use crate::backend::cuda::mode_sorted::{CopyPlan, check_layouts, value_encoding};
 use crate::backend::device::{DeviceOrder, Facts};
 use crate::backend::plan::{BuildPlan, FibersPlan, ModePlan, ModeSeconds, Operation, Place};
@@ -185,6 +186,8 @@ pub(super) struct Rates {
     memory: f64,
     l2_bytes: f64,
     multiprocessors: f64,
+    /// Whether tensor cores multiply Kronecker products.
+    matrices: bool,
 }
 
 /// Rates of row reads and row updates, relative to the device memory's clock times width, for tables of different sizes
@@ -205,7 +208,8 @@ impl Rates {
     pub fn of(facts: &Facts) -> Self {
         let l2_bytes = if facts.l2_bytes > 0 { facts.l2_bytes } else { Facts::assumed().l2_bytes };
         let multiprocessors = facts.multiprocessors.max(1).into();
-        Self { memory: facts.memory_rate(), l2_bytes: l2_bytes as f64, multiprocessors }
+        let matrices = Matrices::suit(facts);
+        Self { memory: facts.memory_rate(), l2_bytes: l2_bytes as f64, multiprocessors, matrices }
     }
 
     /// Bytes per second of row reads from a table of `bytes`.
@@ -260,7 +264,8 @@ impl Rates {
         if is_by_row(store, mode) {
             seconds.in_store_order = seconds.in_store_order.max(BY_ROW * seconds.sorted);
         }
-        seconds
+        // Where tensor cores multiply sorted nonzeros, the least is another one for each order.
+        if seconds.least_sorted == seconds.least { seconds } else { seconds.at_least() }
     }
 
     /// Estimates the times of `operation` for `mode`.
@@ -299,7 +304,18 @@ impl Rates {
             written: rows(mode) * row_bytes / self.streams(),
             built: self.build((shape, all), mode),
             least: nnz * least(operation, shape.order(), mode) / self.multiprocessors,
+            least_sorted: nnz * self.least_sorted(operation, shape.order(), mode) / self.multiprocessors,
         }
+    }
+
+    /// What a multiprocessor takes for a sorted nonzero whatever its rows, in seconds.
+    fn least_sorted(&self, operation: &Operation, order: usize, mode: usize) -> f64 {
+        let of_threads = least(operation, order, mode);
+        let ranks = operation.factor_columns.as_ref().filter(|_| self.matrices);
+        let matrices = ranks.and_then(|ranks| {
+            Some((Matrices::fastest(operation.precision, ranks, &operation.modes)?, ranks))
+        });
+        matrices.map_or(of_threads, |(matrices, ranks)| 132.0 * matrices.seconds(ranks, mode))
     }
 
     /// Seconds to read rows of `mode` for `nnz` nonzeros that find none in their cache.
@@ -513,7 +529,7 @@ mod tests {
 
     #[test]
     fn rows_of_larger_tables_move_slower() {
-        let rates = Rates { memory: 3.0e12, l2_bytes: 5.0e7, multiprocessors: 132.0 };
+        let rates = Rates { memory: 3.0e12, l2_bytes: 5.0e7, multiprocessors: 132.0, matrices: false };
         for which in 0..2 {
             let sizes = [1.0, 2.4e7, 2.6e7, 6.4e7, 6.6e7, 2.4e8, 2.6e8, 9.9e8, 1.1e9, 1.0e12];
             let all: Vec<f64> = sizes.iter().map(|&bytes| rates.rows(bytes, which)).collect();
@@ -552,7 +568,7 @@ mod tests {
     /// Modes computed in passes of their own share nothing. What other modes share is a part of the time that they take.
     #[test]
     fn only_modes_of_one_pass_share_tiles() {
-        let rates = Rates { memory: 3.0e12, l2_bytes: 5.0e7, multiprocessors: 132.0 };
+        let rates = Rates { memory: 3.0e12, l2_bytes: 5.0e7, multiprocessors: 132.0, matrices: false };
         let (alone, together) =
             (of_first_mode(&rates, &[0], false), of_first_mode(&rates, &[0, 1, 2], false));
         let alternating = of_first_mode(&rates, &[0, 1, 2], true);
@@ -579,9 +595,9 @@ mod tests {
             };
             let (rates, share) = (Rates::of(&facts), facts.memory_share(3.0e9, 0.002));
             assert!((share - if memory_bytes_per_second > 0.0 { 0.5 } else { 0.0 }).abs() < 1e-12);
-            let ModeSeconds { in_store_order, sorted, update, cleared, written, built, least } =
+            let ModeSeconds { in_store_order, sorted, update, cleared, written, built, least, least_sorted } =
                 of_first_mode(&rates, &[0, 1, 2], false);
-            for seconds in [in_store_order, sorted, update, cleared, written, built, least] {
+            for seconds in [in_store_order, sorted, update, cleared, written, built, least, least_sorted] {
                 assert!(
                     seconds.is_finite() && seconds > 0.0,
                     "{memory_bytes_per_second} {l2_bytes}: {seconds}"

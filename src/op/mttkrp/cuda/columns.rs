@@ -1,6 +1,7 @@
 //! The columns of the matrices that a GPU multiplies: MTTKRP's have one rank, SpTTMc's one for each mode.
 
-use crate::backend::device::MttkrpVariant;
+use crate::backend::cuda::kernels::{Kronecker, Matrices};
+use crate::backend::device::{Facts, MttkrpVariant};
 use crate::dense::Precision;
 use crate::op::ttmc::width;
 
@@ -29,9 +30,19 @@ impl Columns {
         }
     }
 
+    /// How kernels compute Kronecker products for `modes` on a device.
+    pub fn kronecker(&self, facts: &Facts, precision: Precision, modes: &[usize]) -> Option<Kronecker> {
+        let (threads, Self::Kronecker(ranks)) = (self.variant(precision)?, self) else { return None };
+        let by_matrices = |of: fn(Precision, &[usize], &[usize]) -> Option<Matrices>| {
+            Matrices::suit(facts).then(|| of(precision, ranks, modes)).flatten()
+        };
+        let (matrices, embedded_matrices) = (by_matrices(Matrices::fastest), by_matrices(Matrices::embedded));
+        Some(Kronecker { threads, matrices, embedded_matrices })
+    }
+
     /// The variant of a compiled kernel for a Kronecker product. A thread takes some elements of the *near* factor's rows
     /// (kernels/kronecker.cuh), which is another one for each target; this number suits all targets together.
-    pub fn variant(&self, precision: Precision) -> Option<MttkrpVariant> {
+    fn variant(&self, precision: Precision) -> Option<MttkrpVariant> {
         /// What a nonzero costs a thread beside its columns, in columns.
         const OTHERS: usize = 8;
         let Self::Kronecker(ranks) = self else { return None };
