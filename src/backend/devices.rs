@@ -362,7 +362,7 @@ mod tests {
             written: 0.2,
             built: 30.0,
             least: 0.0,
-            least_sorted: 0.0,
+            least_sorted: None,
         };
         let four = Together::on_one_machine(4, Exchange::Nccl);
         let mode = |longest, sum_bytes| ModeForecast::new(&seconds, &four, (longest, 0.25), sum_bytes);

@@ -161,8 +161,8 @@ pub struct ModeSeconds {
     pub built: f64,
     /// The least for all nonzeros: decoding and instructions, whatever the rows.
     pub least: f64,
-    /// The same for sorted ones, which tensor cores may multiply.
-    pub least_sorted: f64,
+    /// The same for sorted ones, if tensor cores multiply them.
+    pub least_sorted: Option<f64>,
 }
 
 impl ModeSeconds {
@@ -178,7 +178,7 @@ impl ModeSeconds {
     #[must_use]
     pub fn at_least(&self) -> Self {
         let (in_store_order, sorted) =
-            (self.in_store_order.max(self.least), self.sorted.max(self.least_sorted));
+            (self.in_store_order.max(self.least), self.sorted.max(self.least_sorted.unwrap_or(self.least)));
         Self { in_store_order, sorted, ..*self }
     }
 

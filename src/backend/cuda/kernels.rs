@@ -148,14 +148,13 @@ impl KernelSource {
         let of_rows = of_rows(precision.name());
         let names = [&name].into_iter().chain(&by_threads).chain(&of_rows).map(String::as_str);
         let module = device.module(&embedded_ptx(&names.collect::<Vec<_>>()))?;
-        let sorted = match by_matrices {
-            None => by_threads.map(|name| module.kernel(&name)).transpose()?,
-            Some(_) => {
-                let name = spec.embedded_matrices_name();
-                Some(device.module(&kernels_of(MATRICES_PTX, &[&name]))?.kernel(&name)?)
-            }
+        let sorted = if by_matrices.is_some() {
+            let name = spec.embedded_matrices_name();
+            Some(device.module(&kernels_of(MATRICES_PTX, &[&name]))?.kernel(&name)?)
+        } else {
+            by_threads.map(|name| module.kernel(&name)).transpose()?
         };
-        let name_of_all = spec.with_matrices(spec.report_name(&variant), by_matrices);
+        let name_of_all = Specialisation::with_matrices(spec.report_name(&variant), by_matrices);
         let report = KernelReport { name: name_of_all, origin: Origin::Embedded, why: Some(why) };
         MttkrpKernels::new(&module, &name, sorted, precision.name(), variant, report)
     }
@@ -342,12 +341,12 @@ impl MttkrpVariant {
         Self { tiles, lanes: 8, columns: 8, batch, split: false }
     }
 
-    /// This variant of a Kronecker product for trees as they lie. Columns and batch are what registers hold; no GPU has measured them.
+    /// This variant of a Kronecker product for trees as they lie, whose registers hold fewer columns and batches, as measured.
     fn kronecker_of_tree(self, precision: Precision, order: usize) -> Self {
-        let (most, batch) = if precision == Precision::F64 { (5, 1) } else { (8, 2) };
-        let columns = if self.columns > most { self.columns.div_ceil(2) } else { self.columns };
-        let batch = self.batch.min(batch);
-        Self { columns, batch, ..self }.fitting(|tiles| kronecker_tree_bytes(precision, order, tiles))
+        let (lanes, columns) =
+            if self.columns > 8 { (16, self.columns.div_ceil(2)) } else { (self.lanes, self.columns) };
+        let batch = self.batch.min(if precision == Precision::F64 { 1 } else { 2 });
+        Self { lanes, columns, batch, ..self }.fitting(|tiles| kronecker_tree_bytes(precision, order, tiles))
     }
 
     /// The variant with fewer tiles if these take more shared memory than thread blocks have.
@@ -509,7 +508,11 @@ impl Specialisation {
         let kronecker = MttkrpVariant::embedded_kronecker(precision, order);
         match (self.layout, self.kronecker) {
             (KernelLayout::Tree, None) => MttkrpVariant::embedded_of_tree(precision, order, rank),
-            (KernelLayout::Tree, Some(_)) => kronecker.kronecker_of_tree(precision, self.embedded_order()),
+            (KernelLayout::Tree, Some(_)) => {
+                let of_tree = kronecker.kronecker_of_tree(precision, self.embedded_order());
+                // More spill on every device.
+                MttkrpVariant { columns: if precision == Precision::F64 { 4 } else { 8 }, ..of_tree }
+            }
             (_, Some(_)) => kronecker,
             (_, None) => MttkrpVariant::embedded(precision, order, rank, spread),
         }
@@ -544,7 +547,7 @@ impl Specialisation {
         match self.kronecker {
             Some(kronecker) => {
                 let matrices = kronecker.matrices.filter(|_| self.has_sorted());
-                self.with_matrices(format!("{}_{variant}", self.embedded_name(variant)), matrices)
+                Self::with_matrices(format!("{}_{variant}", self.embedded_name(variant)), matrices)
             }
             None => format!("{}, rank {}", self.report_name(variant), self.rank),
         }
@@ -564,8 +567,11 @@ impl Specialisation {
     }
 
     /// The name of kernels for reports, with the matrices that sorted nonzeros are multiplied by.
-    fn with_matrices(&self, name: String, matrices: Option<Matrices>) -> String {
-        matrices.map_or(name.clone(), |matrices| format!("{name}, sorted {matrices}"))
+    fn with_matrices(name: String, matrices: Option<Matrices>) -> String {
+        match matrices {
+            Some(matrices) => name + &format!(", sorted {matrices}"),
+            None => name,
+        }
     }
 
     /// The name of the embedded kernel that multiplies matrices.

@@ -1,6 +1,6 @@
 //! MTTKRP on a GPU: a part per mode, and one kernel for all parts that read the same chunk (kernels/mttkrp.cuh; of trees as they lie
 //! kernels/branches.cuh, of segments also segments.cuh). Also SpTTMc, whose products have other columns ([`Columns`],
-//! kernels/kronecker.cuh; of sorted nonzeros also tensor_cores.cuh). Its parts have a launch each, since their results differ in width.
+//! kernels/kronecker.cuh; of sorted nonzeros also `kernels/tensor_cores.cuh`). Its parts have a launch each, since their results differ in width.
 //!
 //! Products are in the precision of the factors or, if a pass requests it, in f64 ([`DeviceMttkrp::aim`]). At most
 //! [`SHARE`](crate::backend::cuda::abi::SHARE) additions are in that precision; longer sums, and those of tensor cores, are in f64.

@@ -1,4 +1,4 @@
-//! SpTTMc of sorted nonzeros by products of matrices on tensor cores (kernels/tensor_cores.cuh): when, and with which blocks.
+//! SpTTMc of sorted nonzeros by products of matrices on tensor cores (`kernels/tensor_cores.cuh`): when, and with which blocks.
 
 use super::{SHARED_BYTES, group_bytes};
 use crate::backend::cuda::abi::SORTED_TILES;
@@ -45,7 +45,7 @@ impl Matrices {
     /// Whether a device's tensor cores multiply in f64 about as fast as its threads do in f32, or faster: A100, H100, H200, B200.
     #[must_use]
     pub fn suit(facts: &Facts) -> bool {
-        matches!(facts.capability, (8 | 9 | 10, 0))
+        matches!(facts.capability, (8..=10, 0))
     }
 
     /// The fastest of a compiled kernel for targets `modes` with factors of `ranks` columns; nothing if threads are expected to be faster.

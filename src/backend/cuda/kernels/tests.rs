@@ -152,8 +152,8 @@ fn a_kronecker_product_takes_any_columns_that_threads_add_up() {
         }
     }
     let of_trees = Specialisation { layout: Tree, ..spec };
-    assert_eq!(fastest(&of_trees).to_string(), "t2l8c5b2");
-    assert_eq!(fastest(&Specialisation { precision: F64, ..of_trees }).to_string(), "t2l8c5b1");
+    assert_eq!(fastest(&of_trees).to_string(), "t2l16c5b2");
+    assert_eq!(fastest(&Specialisation { precision: F64, ..of_trees }).to_string(), "t2l16c5b1");
     assert_eq!(embedded(&of_trees), "ttmc_tree_f32_o4");
 }
 

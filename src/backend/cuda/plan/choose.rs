@@ -265,7 +265,7 @@ impl Rates {
             seconds.in_store_order = seconds.in_store_order.max(BY_ROW * seconds.sorted);
         }
         // Where tensor cores multiply sorted nonzeros, the least is another one for each order.
-        if seconds.least_sorted == seconds.least { seconds } else { seconds.at_least() }
+        if seconds.least_sorted.is_none() { seconds } else { seconds.at_least() }
     }
 
     /// Estimates the times of `operation` for `mode`.
@@ -304,18 +304,15 @@ impl Rates {
             written: rows(mode) * row_bytes / self.streams(),
             built: self.build((shape, all), mode),
             least: nnz * least(operation, shape.order(), mode) / self.multiprocessors,
-            least_sorted: nnz * self.least_sorted(operation, shape.order(), mode) / self.multiprocessors,
+            least_sorted: self.least_sorted(operation, mode).map(|least| nnz * least / self.multiprocessors),
         }
     }
 
-    /// What a multiprocessor takes for a sorted nonzero whatever its rows, in seconds.
-    fn least_sorted(&self, operation: &Operation, order: usize, mode: usize) -> f64 {
-        let of_threads = least(operation, order, mode);
-        let ranks = operation.factor_columns.as_ref().filter(|_| self.matrices);
-        let matrices = ranks.and_then(|ranks| {
-            Some((Matrices::fastest(operation.precision, ranks, &operation.modes)?, ranks))
-        });
-        matrices.map_or(of_threads, |(matrices, ranks)| 132.0 * matrices.seconds(ranks, mode))
+    /// What a multiprocessor takes for a sorted nonzero that tensor cores multiply, whatever its rows, in seconds.
+    fn least_sorted(&self, operation: &Operation, mode: usize) -> Option<f64> {
+        let ranks = operation.factor_columns.as_ref().filter(|_| self.matrices)?;
+        let matrices = Matrices::fastest(operation.precision, ranks, &operation.modes)?;
+        Some(132.0 * matrices.seconds(ranks, mode))
     }
 
     /// Seconds to read rows of `mode` for `nnz` nonzeros that find none in their cache.
@@ -597,7 +594,9 @@ mod tests {
             assert!((share - if memory_bytes_per_second > 0.0 { 0.5 } else { 0.0 }).abs() < 1e-12);
             let ModeSeconds { in_store_order, sorted, update, cleared, written, built, least, least_sorted } =
                 of_first_mode(&rates, &[0, 1, 2], false);
-            for seconds in [in_store_order, sorted, update, cleared, written, built, least, least_sorted] {
+            for seconds in
+                [in_store_order, sorted, update, cleared, written, built, least, least_sorted.unwrap_or(0.0)]
+            {
                 assert!(
                     seconds.is_finite() && seconds > 0.0,
                     "{memory_bytes_per_second} {l2_bytes}: {seconds}"
