@@ -59,22 +59,26 @@ template <class S, int ROWS_, int COLS_> struct MatrixSweep {
     static constexpr int ROWS = ROWS_, COLS = COLS_, BLOCKS = S::COLUMNS / (2 * ROWS * COLS);
     static_assert(S::LANES == 32 && S::COLUMNS == 2 * ROWS * COLS * BLOCKS && S::BATCH == 4, "a warp multiplies matrices");
 
+    static __device__ __forceinline__ u32 before(u32 mode, u32 target) { return mode - 1 != target ? mode - 1 : mode - 2; }
+
     // The modes of the sides and the scaling one, or ORDER_MAX.
     struct Modes {
         u32 left, right, scaling;
 
         __device__ __forceinline__ Modes(const MttkrpArgs& a, u32 target)
         {
-            const auto before = [&](u32 mode) { return mode - 1 != target ? mode - 1 : mode - 2; };
-            right = before(a.order);
-            left = before(right);
-            scaling = a.order > 3 ? before(left) : BLCO_ORDER_MAX;
+            right = before(a.order, target);
+            left = before(right, target);
+            scaling = a.order > 3 ? before(left, target) : BLCO_ORDER_MAX;
         }
     };
 
+    // Factors that neither are sides nor scale a block's own element, at most.
+    static constexpr int OTHERS = BLCO_ORDER_MAX - 4;
+
     u32 rank, lane;
-    // The group's columns of the sides and of the scaling factor; for others, the element of its factor's row.
-    u32 left, right, scaling, number[BLCO_ORDER_MAX];
+    // The group's columns of the sides, of the scaling factor and of others, and the element of these factors' rows.
+    u32 left, right, scaling, other[OTHERS], number[OTHERS];
     // The first elements of rows of these, and how wide they are.
     u32 first_left, first_right, first_scaling, width_left, width_right, width_scaling;
     // The first column of the product, and how far apart elements are.
@@ -113,12 +117,12 @@ template <class S, int ROWS_, int COLS_> struct MatrixSweep {
             first_scaling = next(width_scaling, BLOCKS);
             first += first_scaling * stride_scaling;
         }
+        u32 mode = m.scaling;
 #pragma unroll
-        for (u32 k = 1; k < BLCO_ORDER_MAX; ++k) {
-            if (k >= a.order) break;
-            number[k] = 0;
-            if (k == left || k == right || k == scaling) continue;
-            const u32 mode = KroneckerSweep<S, false>::mode_of(target, k);
+        for (u32 k = 0; k < OTHERS; ++k) {
+            if (k + 4 >= a.order) break;
+            mode = before(mode, target);
+            other[k] = column_of_mode(mode);
             number[k] = next(a.widths[mode], 1);
             first += number[k] * a.strides[mode];
         }
@@ -161,13 +165,15 @@ template <class S, int ROWS_, int COLS_> struct MatrixSweep {
     }
 };
 
-// What a lane takes of four nonzeros, one of which is its own: elements of the rows of both sides, and what scales blocks.
-template <class T, class MATRIX> struct Terms {
+// What a lane takes of four nonzeros, one of which is its own. Nothing is multiplied before all is needed: that would wait for loads.
+template <class T, int ORDER, class MATRIX> struct Terms {
+    static constexpr int OTHERS = ORDER > 4 ? ORDER - 4 : 0;
+
     u32 row;
-    T scale[MATRIX::BLOCKS], left[MATRIX::ROWS], right[MATRIX::COLS];
+    T value, others[OTHERS > 0 ? OTHERS : 1], scaling[MATRIX::BLOCKS], left[MATRIX::ROWS], right[MATRIX::COLS];
 
     // Of nonzero i of a group.
-    template <class FACTOR, int ORDER, class SHAPE, class S>
+    template <class FACTOR, class SHAPE, class S>
     __device__ __forceinline__ void take_from(const MATRIX& sweep, const Group<T, ORDER, SHAPE, S>& group, const MttkrpArgs& a, u32 mode, u32 i)
     {
         const auto row_of = [&](u32 k) {
@@ -175,25 +181,20 @@ template <class T, class MATRIX> struct Terms {
             return (const FACTOR*)a.factors[m] + (u64)group.index[k][i] * a.widths[m];
         };
         row = group.index[0][i];
-        T value = group.value[i];
+        value = group.value[i];
 #pragma unroll
-        for (u32 k = 1; k < ORDER; ++k) {
-            if (ORDER == BLCO_ORDER_MAX && k >= a.order) break;
-            if (ORDER > 4 && k != sweep.left && k != sweep.right && k != sweep.scaling) value *= __ldg(row_of(k) + sweep.number[k]);
+        for (int k = 0; k < OTHERS; ++k) {
+            const bool there = ORDER < BLCO_ORDER_MAX || k + 4 < (int)a.order;
+            others[k] = there ? __ldg(row_of(sweep.other[k]) + sweep.number[k]) : FACTOR(1);
         }
-        if (ORDER == 3) {
-#pragma unroll
-            for (int t = 0; t < MATRIX::BLOCKS; ++t) scale[t] = value;
-        } else {
+        if (ORDER > 3) {
             const FACTOR* const of_scaling = row_of(sweep.scaling) + sweep.first_scaling;
             if (sweep.width_scaling % MATRIX::BLOCKS == 0) {
-                take_read_only(of_scaling, scale);
+                take_read_only(of_scaling, scaling);
             } else {
 #pragma unroll
-                for (u32 t = 0; t < MATRIX::BLOCKS; ++t) scale[t] = __ldg(of_scaling + (sweep.first_scaling + t < sweep.width_scaling ? t : 0));
+                for (u32 t = 0; t < MATRIX::BLOCKS; ++t) scaling[t] = __ldg(of_scaling + (sweep.first_scaling + t < sweep.width_scaling ? t : 0));
             }
-#pragma unroll
-            for (int t = 0; t < MATRIX::BLOCKS; ++t) scale[t] *= value;
         }
         const FACTOR* const of_left = row_of(sweep.left);
         const FACTOR* const of_right = row_of(sweep.right);
@@ -209,7 +210,46 @@ template <class T, class MATRIX> struct Terms {
             right[r] = __ldg(of_right + (at < sweep.width_right ? at : 0));
         }
     }
+
+    // The value times the elements of other factors.
+    __device__ __forceinline__ T scaled() const
+    {
+        T product = value;
+#pragma unroll
+        for (int k = 0; k < OTHERS; ++k) product *= others[k];
+        return product;
+    }
+
+    // An element of the left side's row for a block, times all but that of the right side.
+    __device__ __forceinline__ double left_of(int block, T scaled) const
+    {
+        const T scale = ORDER > 3 ? scaled * scaling[block / MATRIX::ROWS] : scaled;
+        return (double)(scale * left[block % MATRIX::ROWS]);
+    }
 };
+
+// Adds the products of all four nonzeros, or, if not ALL, of those that are `mine` on their lanes. Both sides of others are 0 then: infinity
+// times 0 is not.
+template <bool ALL, class T, int ORDER, class MATRIX, int BLOCKS, int COLS>
+__device__ __forceinline__ void add_up(double (&sum)[BLOCKS][COLS][2], const Terms<T, ORDER, MATRIX>& terms, bool mine)
+{
+    const T scaled = terms.scaled();
+    double right[COLS];
+#pragma unroll
+    for (int r = 0; r < COLS; ++r) right[r] = ALL || mine ? (double)terms.right[r] : 0;
+#pragma unroll
+    for (int block = 0; block < BLOCKS; block += 2) {
+        const double one = ALL || mine ? terms.left_of(block, scaled) : 0;
+        if (block + 1 < BLOCKS) {
+            const double other = ALL || mine ? terms.left_of(block + 1, scaled) : 0;
+#pragma unroll
+            for (int r = 0; r < COLS; ++r) add_products(sum[block][r], sum[block + 1 < BLOCKS ? block + 1 : 0][r], one, other, right[r]);
+        } else {
+#pragma unroll
+            for (int r = 0; r < COLS; ++r) add_product(sum[block][r], one, right[r]);
+        }
+    }
+}
 
 // `accumulate` of mttkrp.cuh by products of matrices, four nonzeros at a time. Four that are of different rows are a product for each row, with
 // zeros elsewhere. What the next four need is loaded meanwhile.
@@ -228,33 +268,21 @@ __device__ __forceinline__ void accumulate(const MatrixSweep<S, ROWS, COLS>& swe
         done(row, rounded, last);
     };
     u32 row = group.index[0][begin];
-    Terms<T, Matrix> next;
+    Terms<T, ORDER, Matrix> next;
     next.template take_from<FACTOR>(sweep, group, a, mode, begin + own);
 #pragma unroll 1
     for (u32 at = begin; at < end; at += 4) {
-        const Terms<T, Matrix> now = next;
+        const Terms<T, ORDER, Matrix> now = next;
         if (at + 4 < end) next.template take_from<FACTOR>(sweep, group, a, mode, at + 4 + own);
+        if (__all_sync(~0u, now.row == row)) {
+            add_up<true>(sum, now, true);
+            continue;
+        }
         u32 from = 0;
         while (true) {
             // As many as follow in this row.
             const u32 others = ~(__ballot_sync(~0u, now.row == row) >> from), run = __ffs(others | 1u << (4 - from)) - 1;
-            const bool mine = own >= from && own < from + run;
-            // Both sides: infinity times 0 is not 0.
-            const auto left = [&](int block) { return mine ? (double)(now.scale[block / ROWS] * now.left[block % ROWS]) : 0; };
-            double right[COLS];
-#pragma unroll
-            for (int r = 0; r < COLS; ++r) right[r] = mine ? (double)now.right[r] : 0;
-#pragma unroll
-            for (int block = 0; block + 1 < BLOCKS; block += 2) {
-                const double one = left(block), other = left(block + 1);
-#pragma unroll
-                for (int r = 0; r < COLS; ++r) add_products(sum[block][r], sum[block + 1][r], one, other, right[r]);
-            }
-            if (BLOCKS % 2 == 1) {
-                const double one = left(BLOCKS - 1);
-#pragma unroll
-                for (int r = 0; r < COLS; ++r) add_product(sum[BLOCKS - 1][r], one, right[r]);
-            }
+            add_up<false>(sum, now, own >= from && own < from + run);
             from += run;
             if (from == 4) break;
             finish(row, false);
