@@ -3,7 +3,7 @@
 // A row of the result is a sum of Kronecker products, one for each nonzero (kronecker.cuh). Of the factors, those of the last two modes beside
 // the target are the *sides* of a matrix, `left` and `right`; the value and an element of each other factor *scale* it. So for each choice of
 // these elements, a row is the sum over nonzeros of a column, the scaled row of `left`, times the row of `right`: a product of two matrices
-// that are as long as there are nonzeros. A warp has some of them, in blocks of 8 x 8 sums in f64, and takes four nonzeros at a time. Where
+// that are as long as there are nonzeros. A warp has several of these products, in blocks of 8 x 8 sums in f64, and takes four nonzeros at a time. Where
 // threads multiply rows, an instruction of a warp is 32 multiplications; here it is 256, or 512 from compute capability 9.0 on. Factors in
 // f32 have sums in f64, too.
 //
@@ -73,7 +73,7 @@ template <class S, int ROWS_, int COLS_> struct MatrixSweep {
         }
     };
 
-    // Factors that neither are sides nor scale a block's own element, at most.
+    // Factors, at most, of which all blocks of a sweep take the same element.
     static constexpr int OTHERS = BLCO_ORDER_MAX - 4;
 
     u32 rank, lane;
@@ -228,8 +228,8 @@ template <class T, int ORDER, class MATRIX> struct Terms {
     }
 };
 
-// Adds the products of all four nonzeros, or, if not ALL, of those that are `mine` on their lanes. Both sides of others are 0 then: infinity
-// times 0 is not.
+// Adds the products of all four nonzeros, or, if not ALL, of those that are `mine` on their lanes. Of the others, both sides are 0 then, because
+// infinity times 0 is not 0.
 template <bool ALL, class T, int ORDER, class MATRIX, int BLOCKS, int COLS>
 __device__ __forceinline__ void add_up(double (&sum)[BLOCKS][COLS][2], const Terms<T, ORDER, MATRIX>& terms, bool mine)
 {
@@ -282,7 +282,7 @@ __device__ __forceinline__ void accumulate(const MatrixSweep<S, ROWS, COLS>& swe
         while (true) {
             // As many as follow in this row.
             const u32 others = ~(__ballot_sync(~0u, now.row == row) >> from), run = __ffs(others | 1u << (4 - from)) - 1;
-            add_up<false>(sum, now, own >= from && own < from + run);
+            if (run > 0) add_up<false>(sum, now, own >= from && own < from + run);
             from += run;
             if (from == 4) break;
             finish(row, false);
