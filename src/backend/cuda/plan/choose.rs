@@ -594,9 +594,16 @@ mod tests {
             assert!((share - if memory_bytes_per_second > 0.0 { 0.5 } else { 0.0 }).abs() < 1e-12);
             let ModeSeconds { in_store_order, sorted, update, cleared, written, built, least, least_sorted } =
                 of_first_mode(&rates, &[0, 1, 2], false);
-            for seconds in
-                [in_store_order, sorted, update, cleared, written, built, least, least_sorted.unwrap_or(0.0)]
-            {
+            for seconds in [
+                in_store_order,
+                sorted,
+                update,
+                cleared,
+                written,
+                built,
+                least,
+                least_sorted.unwrap_or(least),
+            ] {
                 assert!(
                     seconds.is_finite() && seconds > 0.0,
                     "{memory_bytes_per_second} {l2_bytes}: {seconds}"
