@@ -107,7 +107,7 @@
     X(ttmc_sorted_f32_o4, float, 4)                                                                                    \
     X(ttmc_sorted_f32_o8, float, 8)
 
-// The same by products of matrices (matrices.cu): X(name, real, order, rows, cols, blocks, threads).
+// The same by products of matrices (matrices.cu): X(name, real, order, rows, cols, scaling, threads).
 #define BLCO_TTMC_MATRIX_INSTANCES(X)                                                                                  \
     X(ttmc_matrices_f64_o3, double, 3, 2, 2, 1, 768)                                                                   \
     X(ttmc_matrices_f64_o4, double, 4, 1, 1, 8, 512)                                                                   \

@@ -3,9 +3,9 @@
 // A row of the result is a sum of Kronecker products, one for each nonzero (kronecker.cuh). Of the factors, those of the last two modes beside
 // the target are the *sides* of a matrix, `left` and `right`; the value and an element of each other factor *scale* it. So for each choice of
 // these elements, a row is the sum over nonzeros of a column, the scaled row of `left`, times the row of `right`: a product of two matrices
-// that are as long as there are nonzeros. A warp has several of these products, in blocks of 8 x 8 sums in f64, and takes four nonzeros at a time. Where
-// threads multiply rows, an instruction of a warp is 32 multiplications; here it is 256, or 512 from compute capability 9.0 on. Factors in
-// f32 have sums in f64, too.
+// that are as long as there are nonzeros. A warp has several of these products, in blocks of 8 x 8 sums in f64, and takes four nonzeros at a
+// time. Where threads multiply rows, an instruction of a warp is 32 multiplications; here it is 256, or 512 from compute capability 9.0 on.
+// Factors in f32 have sums in f64, too.
 //
 // Tensor cores do so from compute capability 8.0 on (`Matrices` in src/backend/cuda/kernels/matrices.rs says when it pays). Elsewhere the same
 // code computes by shuffles, for tests. In the store's order rows have too few nonzeros at a time.
@@ -53,11 +53,11 @@ template <int COLUMNS> struct MatrixLanes : Lanes<32, COLUMNS, 4> {
     static constexpr u32 SHARE_MOST = 2 * BLCO_SHARE;
 };
 
-// The columns of a Kronecker product of three factors or more in one sweep: ROWS x COLS blocks for each of BLOCKS consecutive elements of
+// The columns of a Kronecker product of three factors or more in one sweep: ROWS x COLS blocks for each of SCALING consecutive elements of
 // the *scaling* factor, the last one before the sides, if there is one. S are its MatrixLanes.
 template <class S, int ROWS_, int COLS_> struct MatrixSweep {
-    static constexpr int ROWS = ROWS_, COLS = COLS_, BLOCKS = S::COLUMNS / (2 * ROWS * COLS);
-    static_assert(S::LANES == 32 && S::COLUMNS == 2 * ROWS * COLS * BLOCKS && S::BATCH == 4, "a warp multiplies matrices");
+    static constexpr int ROWS = ROWS_, COLS = COLS_, SCALING = S::COLUMNS / (2 * ROWS * COLS);
+    static_assert(S::LANES == 32 && S::COLUMNS == 2 * ROWS * COLS * SCALING && S::BATCH == 4, "a warp multiplies matrices");
 
     static __device__ __forceinline__ u32 before(u32 mode, u32 target) { return mode - 1 != target ? mode - 1 : mode - 2; }
 
@@ -91,7 +91,7 @@ template <class S, int ROWS_, int COLS_> struct MatrixSweep {
     {
         const Modes m(a, target);
         const u32 l = a.widths[m.left], r = a.widths[m.right], s = m.scaling < BLCO_ORDER_MAX ? a.widths[m.scaling] : 1;
-        return rank / (l * r * s) * parts(l, 8 * ROWS) * parts(r, 8 * COLS) * parts(s, BLOCKS) * S::SWEEP;
+        return rank / (l * r * s) * parts(l, 8 * ROWS) * parts(r, 8 * COLS) * parts(s, SCALING) * S::SWEEP;
     }
 
     __device__ __forceinline__ MatrixSweep(const MttkrpArgs& a, u32 target, u32 start, u32 rank_, u32 lane_ = threadIdx.x % 32)
@@ -114,7 +114,7 @@ template <class S, int ROWS_, int COLS_> struct MatrixSweep {
         scaling = 0, width_scaling = 1, stride_scaling = 0, first_scaling = 0;
         if (m.scaling < BLCO_ORDER_MAX) {
             scaling = column_of_mode(m.scaling), width_scaling = a.widths[m.scaling], stride_scaling = a.strides[m.scaling];
-            first_scaling = next(width_scaling, BLOCKS);
+            first_scaling = next(width_scaling, SCALING);
             first += first_scaling * stride_scaling;
         }
         u32 mode = m.scaling;
@@ -170,7 +170,7 @@ template <class T, int ORDER, class MATRIX> struct Terms {
     static constexpr int OTHERS = ORDER > 4 ? ORDER - 4 : 0;
 
     u32 row;
-    T value, others[OTHERS > 0 ? OTHERS : 1], scaling[MATRIX::BLOCKS], left[MATRIX::ROWS], right[MATRIX::COLS];
+    T value, others[OTHERS > 0 ? OTHERS : 1], scaling[MATRIX::SCALING], left[MATRIX::ROWS], right[MATRIX::COLS];
 
     // Of nonzero i of a group.
     template <class FACTOR, class SHAPE, class S>
@@ -189,11 +189,11 @@ template <class T, int ORDER, class MATRIX> struct Terms {
         }
         if (ORDER > 3) {
             const FACTOR* const of_scaling = row_of(sweep.scaling) + sweep.first_scaling;
-            if (sweep.width_scaling % MATRIX::BLOCKS == 0) {
+            if (sweep.width_scaling % MATRIX::SCALING == 0) {
                 take_read_only(of_scaling, scaling);
             } else {
 #pragma unroll
-                for (u32 t = 0; t < MATRIX::BLOCKS; ++t) scaling[t] = __ldg(of_scaling + (sweep.first_scaling + t < sweep.width_scaling ? t : 0));
+                for (u32 t = 0; t < MATRIX::SCALING; ++t) scaling[t] = __ldg(of_scaling + (sweep.first_scaling + t < sweep.width_scaling ? t : 0));
             }
         }
         const FACTOR* const of_left = row_of(sweep.left);
@@ -258,7 +258,7 @@ __device__ __forceinline__ void accumulate(const MatrixSweep<S, ROWS, COLS>& swe
                                            const MttkrpArgs& a, u32 mode, u32 begin, u32 end, const DONE& done)
 {
     typedef MatrixSweep<S, ROWS, COLS> Matrix;
-    constexpr int BLOCKS = Matrix::BLOCKS * ROWS;
+    constexpr int BLOCKS = Matrix::SCALING * ROWS;
     double sum[BLOCKS][COLS][2] = {};
     const u32 own = sweep.lane % 4;
     const auto finish = [&](u32 row, bool last) {
@@ -295,12 +295,12 @@ __device__ __forceinline__ void accumulate(const MatrixSweep<S, ROWS, COLS>& swe
 }
 
 // A kernel for sorted nonzeros whose warps multiply matrices, of which a multiprocessor holds `threads` threads.
-#define MATRICES_OF(name, real, order, rows, cols, blocks, threads)                                                    \
+#define MATRICES_OF(name, real, order, rows, cols, scaling, threads)                                                   \
     template <class S, bool> using of_##name = MatrixSweep<S, rows, cols>;                                             \
     extern "C" __global__ void __launch_bounds__(BLCO_SORTED_TILES * BLCO_TILE_THREADS,                                \
                                                  threads / (BLCO_SORTED_TILES * BLCO_TILE_THREADS))                    \
     name(const MttkrpArgs args)                                                                                        \
     {                                                                                                                  \
         typedef Shape<BLCO_SORTED_TILES, BLCO_SORTED_TILES * BLCO_TILE_THREADS> OfBlock;                               \
-        mttkrp_sorted<real, order, OfBlock, MatrixLanes<2 * rows * cols * blocks>, 0, real, of_##name>(args);          \
+        mttkrp_sorted<real, order, OfBlock, MatrixLanes<2 * rows * cols * scaling>, 0, real, of_##name>(args);         \
     }

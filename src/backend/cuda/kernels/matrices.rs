@@ -1,7 +1,7 @@
 //! SpTTMc of sorted nonzeros by products of matrices on tensor cores (`kernels/tensor_cores.cuh`): when, and with which blocks.
 
 use super::{SHARED_BYTES, group_bytes};
-use crate::backend::cuda::abi::SORTED_TILES;
+use crate::backend::cuda::abi::{SHARE, SORTED_TILES};
 use crate::backend::device::Facts;
 use crate::dense::Precision;
 use crate::encoding::TILE_NNZ;
@@ -30,7 +30,7 @@ impl fmt::Display for Matrices {
 const OF_ORDER_3: [Matrices; 5] = [of(1, 1, 1), of(2, 2, 1), of(3, 3, 1), of(2, 4, 1), of(4, 2, 1)];
 const OF_OTHERS: [Matrices; 3] = [of(1, 1, 4), of(1, 1, 8), of(2, 2, 2)];
 
-/// What a nonzero takes of an H100 at least, as measured: picoseconds for each mode in a sweep over the columns, and for each block.
+/// What a nonzero takes of an H200, which has an H100's 132 multiprocessors, as measured: picoseconds for each mode in a sweep over the columns, and for each block.
 const OF_SWEEP: f64 = 8.0;
 const OF_BLOCK: f64 = 6.0;
 /// The same of threads that multiply rows (`KroneckerSweep`): for each mode, and for each column of a result, f64 and f32.
@@ -82,7 +82,7 @@ impl Matrices {
         modes.iter().map(|&target| self.seconds(ranks, target)).sum()
     }
 
-    /// What a nonzero takes of an H100 for mode `target` at least, in seconds.
+    /// What a nonzero takes of 132 multiprocessors for mode `target` at least, in seconds.
     #[must_use]
     pub fn seconds(&self, ranks: &[usize], target: usize) -> f64 {
         let Self { rows, cols, scaling } = *self;
@@ -104,11 +104,11 @@ impl Matrices {
 
     /// Bytes of shared memory of a thread block.
     fn bytes(&self, precision: Precision, order: usize) -> usize {
-        /// Of a warp.
-        const SHARE: usize = 128;
+        /// Nonzeros of a warp.
+        const OF_WARP: usize = 2 * SHARE as usize;
         let element = if precision == Precision::F64 { 8 } else { 4 };
         let columns = 64 * (self.rows * self.cols * self.scaling) as usize;
-        let shares = SORTED_TILES as usize * TILE_NNZ / SHARE;
+        let shares = SORTED_TILES as usize * TILE_NNZ / OF_WARP;
         group_bytes(precision, order, SORTED_TILES) + 2 * shares * columns * element
     }
 
@@ -117,7 +117,7 @@ impl Matrices {
         [
             format!("-DBLCO_MATRIX_ROWS={}", self.rows),
             format!("-DBLCO_MATRIX_COLS={}", self.cols),
-            format!("-DBLCO_MATRIX_BLOCKS={}", self.scaling),
+            format!("-DBLCO_MATRIX_SCALING={}", self.scaling),
             format!("-DBLCO_MATRIX_THREADS={}", self.threads()),
         ]
     }
