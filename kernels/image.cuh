@@ -258,8 +258,13 @@ static __device__ __noinline__ double rare_value(const u8* decimals, const u32* 
 __device__ __forceinline__ void four_values(double (&value)[4], const Header& h, const u32* words, u32 start, const u8* width,
                                             const u8* base, u32 first, u32 i, u32 slots, bool& bad)
 {
-    const u32 encoding = h.value_encoding;
-    if (encoding == VALUES_F32 || encoding == VALUES_F64) {
+    // What most values need is loaded before anything waits.
+    const u32 encoding = h.value_encoding, bits = load<u32>(width);
+    const bool packed = encoding != VALUES_F32 && encoding != VALUES_F64;
+    const i64 above = load<i64>(base);
+    u32 numbers[4];
+    unpack_four(numbers, words, packed && bits <= 32 ? bits : 0, i, start);
+    if (!packed) {
         if (i + 3 >= slots) {
 #pragma unroll
             for (u32 k = 0; k < 4; ++k) value[k] = i + k < slots ? section_value(h, first + i + k, bad) : 0;
@@ -277,13 +282,11 @@ __device__ __forceinline__ void four_values(double (&value)[4], const Header& h,
         for (u32 k = 0; k < 4; ++k) bad |= !(value[k] - value[k] == 0.0);
         return;
     }
-    const u32 bits = load<u32>(width);
-    const i64 above = encoding == VALUES_DICTIONARY ? 0 : load<i64>(base);
     if (bits > 32 || encoding == VALUES_DECIMAL) {
         const u8* const decimals = encoding == VALUES_DECIMAL ? h.values.at : nullptr;
 #pragma unroll 1
         for (u32 k = 0; k < 4; ++k) {
-            const double v = i + k < slots ? rare_value(decimals, words, start, bits, above, first, i + k) : 0;
+            const double v = i + k < slots ? rare_value(decimals, words, start, bits, encoding == VALUES_DICTIONARY ? 0 : above, first, i + k) : 0;
             // Not by number, which would put all four into local memory.
             value[0] = k == 0 ? v : value[0];
             value[1] = k == 1 ? v : value[1];
@@ -292,8 +295,6 @@ __device__ __forceinline__ void four_values(double (&value)[4], const Header& h,
         }
         return;
     }
-    u32 numbers[4];
-    unpack_four(numbers, words, bits, i, start);
     if (encoding == VALUES_DICTIONARY) {
 #pragma unroll
         for (u32 k = 0; k < 4; ++k) {

@@ -107,14 +107,14 @@
     X(ttmc_sorted_f32_o4, float, 4)                                                                                    \
     X(ttmc_sorted_f32_o8, float, 8)
 
-// The same by products of matrices (matrices.cu): X(name, real, order, rows, cols, scaling, threads).
+// The same by products of matrices (matrices.cu): X(name, real, order, rows, cols, scaling, threads, steps, whole).
 #define BLCO_TTMC_MATRIX_INSTANCES(X)                                                                                  \
-    X(ttmc_matrices_f64_o3, double, 3, 2, 2, 1, 768)                                                                   \
-    X(ttmc_matrices_f64_o4, double, 4, 1, 1, 8, 512)                                                                   \
-    X(ttmc_matrices_f64_o8, double, 8, 1, 1, 4, 512)                                                                   \
-    X(ttmc_matrices_f32_o3, float, 3, 2, 2, 1, 768)                                                                    \
-    X(ttmc_matrices_f32_o4, float, 4, 1, 1, 8, 512)                                                                    \
-    X(ttmc_matrices_f32_o8, float, 8, 1, 1, 4, 512)
+    X(ttmc_matrices_f64_o3, double, 3, 2, 2, 1, 512, 2, false)                                                         \
+    X(ttmc_matrices_f64_o4, double, 4, 1, 1, 8, 384, 1, false)                                                         \
+    X(ttmc_matrices_f64_o8, double, 8, 1, 1, 4, 384, 1, false)                                                         \
+    X(ttmc_matrices_f32_o3, float, 3, 2, 2, 1, 512, 2, false)                                                          \
+    X(ttmc_matrices_f32_o4, float, 4, 1, 1, 8, 512, 1, false)                                                          \
+    X(ttmc_matrices_f32_o8, float, 8, 1, 1, 4, 512, 1, false)
 
 // What clears, fixes up and finishes results: X(name, threads, real).
 #define BLCO_ROW_KERNELS(X)                                                                                            \

@@ -179,7 +179,7 @@ __device__ __forceinline__ void mttkrp(const MttkrpArgs& a)
             __syncthreads();
         }
         bool bad = false;
-        const u32 nnz = gather<LAYOUT, false>(group, a, target.mode, (const u8*)chunk.image, tile, bad);
+        const u32 nnz = gather<LAYOUT>(group, a, target.mode, (const u8*)chunk.image, tile, bad);
         if (bad) atomicMin((u32*)a.fault, chunk.number);
         double* sums = (double*)target.sums + (u64)(of_tiles % target.copies) * a.dims[target.mode] * rank;
         reduce<FACTOR, SWEEP<S, (RANK > 0 && RANK % S::SWEEP == 0)>>(group, a, target.mode, nnz, rank, sums);

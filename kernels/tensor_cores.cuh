@@ -47,17 +47,26 @@ static __device__ __forceinline__ void add_products(double (&sum)[2], double (&o
 #endif
 }
 
-// A warp and its columns, two of each block of 8 x 8 for a lane.
-template <int COLUMNS> struct MatrixLanes : Lanes<32, COLUMNS, 4> {
+// A warp and its columns, two of each block of 8 x 8 for a lane. It loads what STEPS products of four nonzeros need at a time.
+template <int COLUMNS, int STEPS_> struct MatrixLanes : Lanes<32, COLUMNS, 4 * STEPS_> {
+    static constexpr int STEPS = STEPS_;
     // Their sums are in f64.
     static constexpr u32 SHARE_MOST = 2 * BLCO_SHARE;
 };
 
 // The columns of a Kronecker product of three factors or more in one sweep: ROWS x COLS blocks for each of SCALING consecutive elements of
 // the *scaling* factor, the last one before the sides, if there is one. S are its MatrixLanes.
-template <class S, int ROWS_, int COLS_> struct MatrixSweep {
+//
+// A lane computes the element of one row in each block: an element of the left side times one of the scaling factor. It needs fewer of them if
+// the rows of a block have different elements of the scaling factor: PARTS of them, in turn. A lane then has OF_SCALING elements of that factor
+// and OF_LEFT of the left side, which follow one another, and each pair of them is its row in one block. WHOLE: both numbers divide the ranks of
+// all modes.
+template <class S, int ROWS_, int COLS_, bool WHOLE_> struct MatrixSweep {
+    static constexpr bool WHOLE = WHOLE_;
     static constexpr int ROWS = ROWS_, COLS = COLS_, SCALING = S::COLUMNS / (2 * ROWS * COLS);
-    static_assert(S::LANES == 32 && S::COLUMNS == 2 * ROWS * COLS * SCALING && S::BATCH == 4, "a warp multiplies matrices");
+    static constexpr int PARTS = SCALING >= 4 * ROWS ? 2 : 1, OF_SCALING = SCALING / PARTS, OF_LEFT = ROWS * PARTS, BLOCKS = ROWS * SCALING;
+    static_assert(S::LANES == 32 && S::COLUMNS == 2 * ROWS * COLS * SCALING && S::BATCH == 4 * S::STEPS, "a warp multiplies matrices");
+    static_assert(SCALING % PARTS == 0 && 8 % PARTS == 0, "each part has as many elements");
 
     static __device__ __forceinline__ u32 before(u32 mode, u32 target) { return mode - 1 != target ? mode - 1 : mode - 2; }
 
@@ -81,8 +90,8 @@ template <class S, int ROWS_, int COLS_> struct MatrixSweep {
     u32 left, right, scaling, other[OTHERS], number[OTHERS];
     // The first elements of rows of these, and how wide they are.
     u32 first_left, first_right, first_scaling, width_left, width_right, width_scaling;
-    // The first column of the product, and how far apart elements are.
-    u32 first, stride_left, stride_right, stride_scaling;
+    // The first column of the product, and how far apart elements are. Those of the right side follow one another.
+    u32 first, stride_left, stride_scaling;
 
     static __device__ __forceinline__ u32 parts(u32 width, u32 of) { return (width + of - 1) / of; }
 
@@ -101,16 +110,18 @@ template <class S, int ROWS_, int COLS_> struct MatrixSweep {
         const auto column_of_mode = [&](u32 mode) { return mode == 0 ? target : mode; };
         u32 number_of = start / S::SWEEP;
         const auto next = [&](u32 width, u32 each) {
+            // Most often there is one sweep.
+            if (number_of == 0) return 0u;
             const u32 all = parts(width, each), own = number_of % all;
             number_of /= all;
             return own * each;
         };
         left = column_of_mode(m.left), right = column_of_mode(m.right);
         width_left = a.widths[m.left], width_right = a.widths[m.right];
-        stride_left = a.strides[m.left], stride_right = a.strides[m.right];
+        stride_left = a.strides[m.left];
         first_right = next(width_right, 8 * COLS);
         first_left = next(width_left, 8 * ROWS);
-        first = first_left * stride_left + first_right * stride_right;
+        first = first_left * stride_left + first_right;
         scaling = 0, width_scaling = 1, stride_scaling = 0, first_scaling = 0;
         if (m.scaling < BLCO_ORDER_MAX) {
             scaling = column_of_mode(m.scaling), width_scaling = a.widths[m.scaling], stride_scaling = a.strides[m.scaling];
@@ -128,13 +139,17 @@ template <class S, int ROWS_, int COLS_> struct MatrixSweep {
         }
     }
 
+    // Of a lane's row in block b: the elements of the left side and of the scaling factor, behind the sweep's first ones.
+    __device__ __forceinline__ u32 left_of(u32 b) const { return lane / 4 / PARTS * OF_LEFT + b % OF_LEFT; }
+    __device__ __forceinline__ u32 scaling_of(u32 b) const { return lane / 4 % PARTS * OF_SCALING + b / OF_LEFT; }
+
     // The column of the product of a lane's number c, behind `first`; ~0 if there is none.
     __device__ __forceinline__ u32 offset(int c) const
     {
-        const u32 half = c % 2, col = c / 2 % COLS, row = c / 2 / COLS % ROWS, block = c / 2 / COLS / ROWS;
-        const u32 l = 8 * row + lane / 4, r = 8 * col + lane % 4 * 2 + half;
-        const bool there = first_left + l < width_left && first_right + r < width_right && first_scaling + block < width_scaling;
-        return there ? l * stride_left + r * stride_right + block * stride_scaling : ~0u;
+        const u32 half = c % 2, col = c / 2 % COLS, block = c / 2 / COLS;
+        const u32 l = left_of(block), r = 8 * col + lane % 4 * 2 + half, s = scaling_of(block);
+        const bool there = first_left + l < width_left && first_right + r < width_right && first_scaling + s < width_scaling;
+        return there ? l * stride_left + r + s * stride_scaling : ~0u;
     }
 
     static __device__ __forceinline__ u32 column_of(const MttkrpArgs& a, u32 target, u32 start, u32 i, u32 rank)
@@ -158,9 +173,13 @@ template <class S, int ROWS_, int COLS_> struct MatrixSweep {
     template <class T> __device__ __forceinline__ void write(T* row, const T (&sum)[S::COLUMNS]) const
     {
 #pragma unroll
-        for (int c = 0; c < S::COLUMNS; ++c) {
+        for (int c = 0; c < S::COLUMNS; c += 2) {
             const u32 at = offset(c);
-            if (at != ~0u) row[at] = sum[c];
+            const T two[2] = {sum[c], sum[c + 1]};
+            if (at == ~0u) continue;
+            if (width_right % 2 == 0) put(row + at, two);
+            else row[at] = two[0];
+            if (width_right % 2 != 0 && offset(c + 1) != ~0u) row[at + 1] = two[1];
         }
     }
 };
@@ -169,62 +188,119 @@ template <class S, int ROWS_, int COLS_> struct MatrixSweep {
 template <class T, int ORDER, class MATRIX> struct Terms {
     static constexpr int OTHERS = ORDER > 4 ? ORDER - 4 : 0;
 
-    u32 row;
-    T value, others[OTHERS > 0 ? OTHERS : 1], scaling[MATRIX::SCALING], left[MATRIX::ROWS], right[MATRIX::COLS];
+    T value, others[OTHERS > 0 ? OTHERS : 1], scaling[MATRIX::OF_SCALING], left[MATRIX::OF_LEFT], right[MATRIX::COLS];
 
-    // Of nonzero i of a group.
-    template <class FACTOR, class SHAPE, class S>
-    __device__ __forceinline__ void take_from(const MATRIX& sweep, const Group<T, ORDER, SHAPE, S>& group, const MttkrpArgs& a, u32 mode, u32 i)
+    // What the lane's row has in each block: all but the right side.
+    __device__ __forceinline__ void of_blocks(double (&product)[MATRIX::BLOCKS]) const
     {
-        const auto row_of = [&](u32 k) {
-            const u32 m = KroneckerSweep<S, false>::mode_of(mode, k);
-            return (const FACTOR*)a.factors[m] + (u64)group.index[k][i] * a.widths[m];
-        };
-        row = group.index[0][i];
-        value = group.value[i];
+        T scaled = value;
 #pragma unroll
-        for (int k = 0; k < OTHERS; ++k) {
-            const bool there = ORDER < BLCO_ORDER_MAX || k + 4 < (int)a.order;
-            others[k] = there ? __ldg(row_of(sweep.other[k]) + sweep.number[k]) : FACTOR(1);
+        for (int k = 0; k < OTHERS; ++k) scaled *= others[k];
+#pragma unroll
+        for (int b = 0; b < MATRIX::BLOCKS; ++b) {
+            const T element = scaled * left[b % MATRIX::OF_LEFT];
+            product[b] = (double)(ORDER > 3 ? element * scaling[b / MATRIX::OF_LEFT] : element);
+        }
+    }
+};
+
+// Where a lane finds a factor's rows: the indices of its own nonzeros, every fourth of a group, and the element of row 0 that it takes.
+template <class FACTOR> struct Rows {
+    const u32* index;
+    const FACTOR* element;
+    // Bytes of a row.
+    u32 bytes;
+
+    // The same place in another row.
+    __device__ __forceinline__ const FACTOR* in_row(u32 row, const FACTOR* of_row_0) const
+    {
+        return (const FACTOR*)((const u8*)of_row_0 + (u64)row * bytes);
+    }
+    __device__ __forceinline__ const FACTOR* of(u32 nonzero) const { return in_row(index[nonzero], element); }
+};
+
+// Where a lane finds its terms.
+template <class FACTOR, class T, int ORDER, class MATRIX> struct Sources {
+    typedef Terms<T, ORDER, MATRIX> Own;
+
+    const T* value;
+    Rows<FACTOR> left, right, scaling, others[Own::OTHERS > 0 ? Own::OTHERS : 1];
+    // The element of the right side for each column of blocks. Beyond the side it is the first one.
+    const FACTOR* of_cols[MATRIX::COLS];
+    // How many elements the factors have from the lane's first ones on. If `whole`, the lane has all of its own, or none.
+    u32 left_there, scaling_there;
+    bool whole;
+
+    // Of the nonzeros from `begin` on.
+    template <class SHAPE, class S>
+    __device__ __forceinline__ Sources(const MATRIX& sweep, const Group<T, ORDER, SHAPE, S>& group, const MttkrpArgs& a, u32 mode, u32 begin)
+    {
+        const u32 own = begin + sweep.lane % 4;
+        value = group.value + own;
+        const auto rows_of = [&](u32 k, u32 element) {
+            const u32 m = KroneckerSweep<S, false>::mode_of(mode, k);
+            return Rows<FACTOR>{group.index[k] + own, (const FACTOR*)a.factors[m] + element, (u32)sizeof(FACTOR) * a.widths[m]};
+        };
+        // A lane whose elements are all beyond the factor takes the first ones.
+        const auto from = [](u32 first, u32 behind, u32 width, u32& there) {
+            const u32 element = first + behind < width ? first + behind : first;
+            there = width - element;
+            return element;
+        };
+        left = rows_of(sweep.left, from(sweep.first_left, sweep.left_of(0), sweep.width_left, left_there));
+        whole = MATRIX::WHOLE || sweep.width_left % MATRIX::OF_LEFT == 0;
+        right = rows_of(sweep.right, sweep.first_right);
+#pragma unroll
+        for (int c = 0; c < MATRIX::COLS; ++c) {
+            const u32 behind = 8 * c + sweep.lane / 4;
+            of_cols[c] = right.element + (sweep.first_right + behind < sweep.width_right ? behind : 0);
         }
         if (ORDER > 3) {
-            const FACTOR* const of_scaling = row_of(sweep.scaling) + sweep.first_scaling;
-            if (sweep.width_scaling % MATRIX::SCALING == 0) {
-                take_read_only(of_scaling, scaling);
-            } else {
+            scaling = rows_of(sweep.scaling, from(sweep.first_scaling, sweep.scaling_of(0), sweep.width_scaling, scaling_there));
+            whole = MATRIX::WHOLE || (whole && sweep.width_scaling % MATRIX::OF_SCALING == 0);
+        }
 #pragma unroll
-                for (u32 t = 0; t < MATRIX::SCALING; ++t) scaling[t] = __ldg(of_scaling + (sweep.first_scaling + t < sweep.width_scaling ? t : 0));
+        for (int k = 0; k < Own::OTHERS; ++k) {
+            if (ORDER < BLCO_ORDER_MAX || k + 4 < (int)a.order) others[k] = rows_of(sweep.other[k], sweep.number[k]);
+            else others[k].bytes = 0;
+        }
+    }
+
+    template <int N> static __device__ __forceinline__ void take(const FACTOR* from, bool whole, u32 there, T (&x)[N])
+    {
+        if (whole) {
+            take_read_only(from, x);
+        } else {
+#pragma unroll
+            for (int i = 0; i < N; ++i) x[i] = __ldg(from + (i < (int)there ? i : 0));
+        }
+    }
+
+    // Of the next nonzeros.
+    template <int STEPS> __device__ __forceinline__ void take_next(Own (&terms)[STEPS])
+    {
+#pragma unroll
+        for (int s = 0; s < STEPS; ++s) {
+            const int i = 4 * s;
+            terms[s].value = value[i];
+            const u32 row = right.index[i];
+#pragma unroll
+            for (int c = 0; c < MATRIX::COLS; ++c) terms[s].right[c] = __ldg(right.in_row(row, of_cols[c]));
+            take(left.of(i), whole, left_there, terms[s].left);
+            if (ORDER > 3) take(scaling.of(i), whole, scaling_there, terms[s].scaling);
+#pragma unroll
+            for (int k = 0; k < Own::OTHERS; ++k) {
+                const bool is = ORDER < BLCO_ORDER_MAX || others[k].bytes > 0;
+                terms[s].others[k] = is ? __ldg(others[k].of(i)) : FACTOR(1);
             }
         }
-        const FACTOR* const of_left = row_of(sweep.left);
-        const FACTOR* const of_right = row_of(sweep.right);
-        const u32 own = sweep.lane / 4;
+        constexpr int PAST = 4 * STEPS;
+        value += PAST;
+        left.index += PAST;
+        right.index += PAST;
+        if (ORDER > 3) scaling.index += PAST;
 #pragma unroll
-        for (int l = 0; l < MATRIX::ROWS; ++l) {
-            const u32 at = sweep.first_left + 8 * l + own;
-            left[l] = __ldg(of_left + (at < sweep.width_left ? at : 0));
-        }
-#pragma unroll
-        for (int r = 0; r < MATRIX::COLS; ++r) {
-            const u32 at = sweep.first_right + 8 * r + own;
-            right[r] = __ldg(of_right + (at < sweep.width_right ? at : 0));
-        }
-    }
-
-    // The value times the elements of other factors.
-    __device__ __forceinline__ T scaled() const
-    {
-        T product = value;
-#pragma unroll
-        for (int k = 0; k < OTHERS; ++k) product *= others[k];
-        return product;
-    }
-
-    // An element of the left side's row for a block, times all but that of the right side.
-    __device__ __forceinline__ double left_of(int block, T scaled) const
-    {
-        const T scale = ORDER > 3 ? scaled * scaling[block / MATRIX::ROWS] : scaled;
-        return (double)(scale * left[block % MATRIX::ROWS]);
+        for (int k = 0; k < Own::OTHERS; ++k) others[k].index += PAST;
     }
 };
 
@@ -233,33 +309,32 @@ template <class T, int ORDER, class MATRIX> struct Terms {
 template <bool ALL, class T, int ORDER, class MATRIX, int BLOCKS, int COLS>
 __device__ __forceinline__ void add_up(double (&sum)[BLOCKS][COLS][2], const Terms<T, ORDER, MATRIX>& terms, bool mine)
 {
-    const T scaled = terms.scaled();
-    double right[COLS];
+    double left[BLOCKS], right[COLS];
+    terms.of_blocks(left);
 #pragma unroll
-    for (int r = 0; r < COLS; ++r) right[r] = ALL || mine ? (double)terms.right[r] : 0;
+    for (int b = 0; b < BLOCKS; ++b) left[b] = ALL || mine ? left[b] : 0;
 #pragma unroll
-    for (int block = 0; block < BLOCKS; block += 2) {
-        const double one = ALL || mine ? terms.left_of(block, scaled) : 0;
-        if (block + 1 < BLOCKS) {
-            const double other = ALL || mine ? terms.left_of(block + 1, scaled) : 0;
+    for (int c = 0; c < COLS; ++c) right[c] = ALL || mine ? (double)terms.right[c] : 0;
 #pragma unroll
-            for (int r = 0; r < COLS; ++r) add_products(sum[block][r], sum[block + 1 < BLOCKS ? block + 1 : 0][r], one, other, right[r]);
-        } else {
+    for (int b = 0; b + 1 < BLOCKS; b += 2) {
 #pragma unroll
-            for (int r = 0; r < COLS; ++r) add_product(sum[block][r], one, right[r]);
-        }
+        for (int c = 0; c < COLS; ++c) add_products(sum[b][c], sum[b + 1][c], left[b], left[b + 1], right[c]);
+    }
+    if (BLOCKS % 2 == 1) {
+#pragma unroll
+        for (int c = 0; c < COLS; ++c) add_product(sum[BLOCKS - 1][c], left[BLOCKS - 1], right[c]);
     }
 }
 
 // `accumulate` of mttkrp.cuh by products of matrices, four nonzeros at a time. Four that are of different rows are a product for each row, with
-// zeros elsewhere. What the next four need is loaded meanwhile.
-template <class FACTOR, class T, int ORDER, class SHAPE, class S, int ROWS, int COLS, class DONE>
-__device__ __forceinline__ void accumulate(const MatrixSweep<S, ROWS, COLS>& sweep, const Group<T, ORDER, SHAPE, S>& group,
+// zeros elsewhere. What the next ones need is loaded meanwhile.
+template <class FACTOR, class T, int ORDER, class SHAPE, class S, int ROWS, int COLS, bool WHOLE, class DONE>
+__device__ __forceinline__ void accumulate(const MatrixSweep<S, ROWS, COLS, WHOLE>& sweep, const Group<T, ORDER, SHAPE, S>& group,
                                            const MttkrpArgs& a, u32 mode, u32 begin, u32 end, const DONE& done)
 {
-    typedef MatrixSweep<S, ROWS, COLS> Matrix;
-    constexpr int BLOCKS = Matrix::SCALING * ROWS;
-    double sum[BLOCKS][COLS][2] = {};
+    typedef MatrixSweep<S, ROWS, COLS, WHOLE> Matrix;
+    constexpr u32 STEPS = S::STEPS, EACH = S::BATCH;
+    double sum[Matrix::BLOCKS][COLS][2] = {};
     const u32 own = sweep.lane % 4;
     const auto finish = [&](u32 row, bool last) {
         T rounded[S::COLUMNS];
@@ -267,40 +342,66 @@ __device__ __forceinline__ void accumulate(const MatrixSweep<S, ROWS, COLS>& swe
         for (int c = 0; c < S::COLUMNS; ++c) rounded[c] = (T)(&sum[0][0][0])[c];
         done(row, rounded, last);
     };
-    u32 row = group.index[0][begin];
-    Terms<T, ORDER, Matrix> next;
-    next.template take_from<FACTOR>(sweep, group, a, mode, begin + own);
-#pragma unroll 1
-    for (u32 at = begin; at < end; at += 4) {
-        const Terms<T, ORDER, Matrix> now = next;
-        if (at + 4 < end) next.template take_from<FACTOR>(sweep, group, a, mode, at + 4 + own);
-        if (__all_sync(~0u, now.row == row)) {
-            add_up<true>(sum, now, true);
-            continue;
-        }
-        u32 from = 0;
-        while (true) {
-            // As many as follow in this row.
-            const u32 others = ~(__ballot_sync(~0u, now.row == row) >> from), run = __ffs(others | 1u << (4 - from)) - 1;
-            if (run > 0) add_up<false>(sum, now, own >= from && own < from + run);
-            from += run;
-            if (from == 4) break;
-            finish(row, false);
-            row = __shfl_sync(~0u, now.row, from);
+    Sources<FACTOR, T, ORDER, Matrix> sources(sweep, group, a, mode, begin);
+    Terms<T, ORDER, Matrix> next[STEPS];
+    sources.take_next(next);
+    // Four consecutive nonzeros for each lane: a bit for each that is of another row than the one before, and a bit for each lane that has such.
+    u32 rows[4], starts = 0;
+    take(group.index[0] + begin + (4 * sweep.lane < end - begin ? 4 * sweep.lane : 0), rows);
+    u32 before = __shfl_up_sync(~0u, rows[3], 1), row = __shfl_sync(~0u, rows[0], 0);
+    if (sweep.lane == 0) before = row;
 #pragma unroll
-            for (int c = 0; c < S::COLUMNS; ++c) (&sum[0][0][0])[c] = 0;
+    for (u32 k = 0; k < 4; ++k) {
+        if (rows[k] != before) starts |= 1u << k;
+        before = rows[k];
+    }
+    u32 broken = __ballot_sync(~0u, starts != 0), at = 0;
+    u32 remaining = (end - begin) / EACH;
+#pragma unroll 1
+    while (true) {
+        Terms<T, ORDER, Matrix> now[STEPS];
+#pragma unroll
+        for (u32 s = 0; s < STEPS; ++s) now[s] = next[s];
+        remaining -= 1;
+        if (remaining > 0) sources.take_next(next);
+        if ((broken & ((1u << STEPS) - 1)) == 0) {
+#pragma unroll
+            for (u32 s = 0; s < STEPS; ++s) add_up<true>(sum, now[s], true);
+        } else {
+            u32 of_these = 0, from = 0;
+#pragma unroll
+            for (u32 s = 0; s < STEPS; ++s) of_these |= __shfl_sync(~0u, starts, at / 4 + s) << 4 * s;
+#pragma unroll 1
+            while (true) {
+                // As many as follow in this row.
+                const u32 to = of_these == 0 ? EACH : __ffs(of_these) - 1;
+#pragma unroll
+                for (u32 s = 0; s < STEPS; ++s) {
+                    if (from < 4 * s + 4 && to > 4 * s) add_up<false>(sum, now[s], 4 * s + own >= from && 4 * s + own < to);
+                }
+                if (to == EACH) break;
+                finish(row, false);
+                row = group.index[0][begin + at + to];
+#pragma unroll
+                for (int c = 0; c < S::COLUMNS; ++c) (&sum[0][0][0])[c] = 0;
+                from = to;
+                of_these &= of_these - 1;
+            }
         }
+        if (remaining == 0) break;
+        broken >>= STEPS;
+        at += EACH;
     }
     finish(row, true);
 }
 
 // A kernel for sorted nonzeros whose warps multiply matrices, of which a multiprocessor holds `threads` threads.
-#define MATRICES_OF(name, real, order, rows, cols, scaling, threads)                                                   \
-    template <class S, bool> using of_##name = MatrixSweep<S, rows, cols>;                                             \
+#define MATRICES_OF(name, real, order, rows, cols, scaling, threads, steps, whole)                                     \
+    template <class S, bool> using of_##name = MatrixSweep<S, rows, cols, whole>;                                      \
     extern "C" __global__ void __launch_bounds__(BLCO_SORTED_TILES * BLCO_TILE_THREADS,                                \
                                                  threads / (BLCO_SORTED_TILES * BLCO_TILE_THREADS))                    \
     name(const MttkrpArgs args)                                                                                        \
     {                                                                                                                  \
         typedef Shape<BLCO_SORTED_TILES, BLCO_SORTED_TILES * BLCO_TILE_THREADS> OfBlock;                               \
-        mttkrp_sorted<real, order, OfBlock, MatrixLanes<2 * rows * cols * scaling>, 0, real, of_##name>(args);         \
+        mttkrp_sorted<real, order, OfBlock, MatrixLanes<2 * rows * cols * scaling, steps>, 0, real, of_##name>(args);  \
     }

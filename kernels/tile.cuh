@@ -183,11 +183,10 @@ __device__ __forceinline__ void order_by_row(Group<T, ORDER, SHAPE, S>& group, c
     __syncthreads();
 }
 
-// Decodes the SHAPE::TILES tiles of an image from tile t on, or as many as there are, into `group`. SORTED tiles keep their order, and
-// so do those that are in order of the target `mode` by their layout; others are ordered by its row (order_by_row). Returns the number of
-// nonzeros, padded with zeros to whole batches. The whole thread block calls it and sees the group on return. If tiles are SORTED, a warp
-// sees only its own shares, and no warp waits for another.
-template <class LAYOUT, bool SORTED, class T, int ORDER, class SHAPE, class S>
+// Decodes the SHAPE::TILES tiles of an image from tile t on, or as many as there are, into `group`. Those that are in order of the target
+// `mode` by their layout keep their order; others are ordered by its row (order_by_row). Returns the number of nonzeros, padded with zeros to
+// whole batches. The whole thread block calls it and sees the group on return.
+template <class LAYOUT, class T, int ORDER, class SHAPE, class S>
 __device__ __forceinline__ u32 gather(Group<T, ORDER, SHAPE, S>& group, const MttkrpArgs& a, u32 mode, const u8* image, u32 t,
                                       bool& bad)
 {
@@ -199,9 +198,8 @@ __device__ __forceinline__ u32 gather(Group<T, ORDER, SHAPE, S>& group, const Mt
     const u32 start = mine * BLCO_TILE_NNZ, end = start + BLCO_TILE_NNZ;
     const u32 nnz = all <= start ? 0 : all < end ? all - start : BLCO_TILE_NNZ;
     const u32 slots_end = nnz == 0 ? 0 : padded < end ? padded - start : BLCO_TILE_NNZ;
-    const u32 of_tile = threadIdx.x % SHAPE::OF_TILE;
-    const Slots slots = SORTED ? Slots{of_tile / 32 * 32 * PER + of_tile % 32, 32, nnz} : Slots{of_tile, SHAPE::OF_TILE, nnz};
-    const bool ordered = SORTED || LAYOUT::is_ordered_by(a, mode);
+    const Slots slots = {threadIdx.x % SHAPE::OF_TILE, SHAPE::OF_TILE, nnz};
+    const bool ordered = LAYOUT::is_ordered_by(a, mode);
     if (!ordered) clear_counts(group);
     u32 index[PER][ORDER], at[PER], row[PER];
     T value[PER];
@@ -231,8 +229,7 @@ __device__ __forceinline__ u32 gather(Group<T, ORDER, SHAPE, S>& group, const Mt
             (&group.index[0][0])[column[m] + place] = index[k][m];
         }
     }
-    if (SORTED) __syncwarp();
-    else __syncthreads();
+    __syncthreads();
     return padded;
 }
 

@@ -651,7 +651,7 @@ impl Specialisation {
         ];
         let matrices = self.kronecker.and_then(|kronecker| kronecker.matrices).filter(|_| self.has_sorted());
         options.extend(sorted.into_iter().chain(trees));
-        options.extend(matrices.iter().flat_map(Matrices::options));
+        options.extend(matrices.iter().flat_map(|matrices| matrices.options(self.precision, self.order)));
         options
     }
 }

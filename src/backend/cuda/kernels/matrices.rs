@@ -16,29 +16,31 @@ pub struct Matrices {
     cols: u32,
     /// Elements of the factor before these.
     scaling: u32,
+    /// Whether the number of a lane's elements of a factor divides all ranks.
+    whole: bool,
 }
 
 impl fmt::Display for Matrices {
     /// `m2x2x1`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { rows, cols, scaling } = self;
+        let Self { rows, cols, scaling, .. } = self;
         write!(f, "m{rows}x{cols}x{scaling}")
     }
 }
 
-/// Those of compiled kernels, of order 3 and of others, that were measured (benches/runs/2026-11-29-matrices).
+/// Those of compiled kernels, of order 3 and of others, that were measured (benches/runs/2026-11-29-steps). Of equal ones, the first is taken.
 const OF_ORDER_3: [Matrices; 5] = [of(1, 1, 1), of(2, 2, 1), of(3, 3, 1), of(2, 4, 1), of(4, 2, 1)];
-const OF_OTHERS: [Matrices; 3] = [of(1, 1, 4), of(1, 1, 8), of(2, 2, 2)];
+const OF_OTHERS: [Matrices; 3] = [of(1, 1, 4), of(2, 2, 2), of(1, 1, 8)];
 
-/// What a nonzero takes of an H200, which has an H100's 132 multiprocessors, as measured: picoseconds for each mode in a sweep over the columns, and for each block.
-const OF_SWEEP: f64 = 8.0;
-const OF_BLOCK: f64 = 6.0;
+/// About what a nonzero takes of an H200, which has an H100's 132 multiprocessors: picoseconds for each mode in a sweep over the columns, and for each block.
+const OF_SWEEP: f64 = 5.0;
+const OF_BLOCK: f64 = 5.0;
 /// The same of threads that multiply rows (`KroneckerSweep`): for each mode, and for each column of a result, f64 and f32.
 const OF_MODE: f64 = 6.0;
 const OF_COLUMN: [f64; 2] = [0.5, 0.4];
 
 const fn of(rows: u32, cols: u32, scaling: u32) -> Matrices {
-    Matrices { rows, cols, scaling }
+    Matrices { rows, cols, scaling, whole: false }
 }
 
 impl Matrices {
@@ -55,7 +57,7 @@ impl Matrices {
         let there = all.iter().filter(|matrices| matrices.bytes(precision, ranks.len()) <= SHARED_BYTES);
         let of_modes = |matrices: &Self| matrices.seconds_of(ranks, modes);
         let fastest = there.min_by(|a, b| of_modes(a).total_cmp(&of_modes(b)))?;
-        fastest.pays(precision, ranks, modes).then_some(*fastest)
+        fastest.pays(precision, ranks, modes).then_some(Self { whole: fastest.divides(ranks), ..*fastest })
     }
 
     /// That of the embedded kernel, if it is faster.
@@ -67,6 +69,13 @@ impl Matrices {
             _ => of(1, 1, 4),
         };
         own.pays(precision, ranks, modes).then_some(own)
+    }
+
+    /// Whether no lane has a part of its elements beyond a factor (`MatrixSweep`).
+    fn divides(&self, ranks: &[usize]) -> bool {
+        let parts = if self.scaling >= 4 * self.rows { 2 } else { 1 };
+        let (of_left, of_scaling) = (self.rows * parts, self.scaling / parts);
+        ranks.iter().all(|rank| rank % of_left as usize == 0 && rank % of_scaling as usize == 0)
     }
 
     fn pays(&self, precision: Precision, ranks: &[usize], modes: &[usize]) -> bool {
@@ -85,21 +94,34 @@ impl Matrices {
     /// What a nonzero takes of 132 multiprocessors for mode `target` at least, in seconds.
     #[must_use]
     pub fn seconds(&self, ranks: &[usize], target: usize) -> f64 {
-        let Self { rows, cols, scaling } = *self;
+        let Self { rows, cols, scaling, .. } = *self;
         let each = [8 * cols, 8 * rows, scaling].into_iter().chain(std::iter::repeat(1));
         let parts = |(rank, each): (usize, u32)| rank.div_ceil(each as usize) as f64;
         let sweeps: f64 = others(ranks, target).zip(each).map(parts).product();
-        1e-12 * sweeps * (OF_SWEEP * ranks.len() as f64 + OF_BLOCK * f64::from(rows * cols * scaling))
+        1e-12 * sweeps * (OF_SWEEP * ranks.len() as f64 + OF_BLOCK * f64::from(self.blocks()))
+    }
+
+    /// Products of four nonzeros whose elements are loaded at a time, as far as registers go.
+    fn steps(&self, precision: Precision, order: usize) -> u32 {
+        match order {
+            3 => 2,
+            4 if self.blocks() <= 4 || precision == Precision::F64 => 2,
+            _ => 1,
+        }
     }
 
     /// Threads of a multiprocessor: fewer have more registers.
-    fn threads(&self) -> u32 {
-        match (self.scaling, self.rows * self.cols) {
-            (1, 1) => 1024,
-            (1, ..=4) => 768,
-            (1, 9) => 384,
-            _ => 512,
+    fn threads(&self, precision: Precision, order: usize) -> u32 {
+        match self.blocks() {
+            1 => 1024,
+            2..=4 => 512,
+            _ if precision == Precision::F32 && order > 3 => 512,
+            _ => 384,
         }
+    }
+
+    fn blocks(&self) -> u32 {
+        self.rows * self.cols * self.scaling
     }
 
     /// Bytes of shared memory of a thread block.
@@ -107,18 +129,20 @@ impl Matrices {
         /// Nonzeros of a warp.
         const OF_WARP: usize = 2 * SHARE as usize;
         let element = if precision == Precision::F64 { 8 } else { 4 };
-        let columns = 64 * (self.rows * self.cols * self.scaling) as usize;
+        let columns = 64 * self.blocks() as usize;
         let shares = SORTED_TILES as usize * TILE_NNZ / OF_WARP;
         group_bytes(precision, order, SORTED_TILES) + 2 * shares * columns * element
     }
 
     /// NVRTC's options.
-    pub(super) fn options(&self) -> [String; 4] {
+    pub(super) fn options(&self, precision: Precision, order: usize) -> [String; 6] {
         [
             format!("-DBLCO_MATRIX_ROWS={}", self.rows),
             format!("-DBLCO_MATRIX_COLS={}", self.cols),
             format!("-DBLCO_MATRIX_SCALING={}", self.scaling),
-            format!("-DBLCO_MATRIX_THREADS={}", self.threads()),
+            format!("-DBLCO_MATRIX_THREADS={}", self.threads(precision, order)),
+            format!("-DBLCO_MATRIX_STEPS={}", self.steps(precision, order)),
+            format!("-DBLCO_MATRIX_WHOLE={}", self.whole),
         ]
     }
 }
@@ -147,8 +171,9 @@ mod tests {
         assert_eq!(text(F32, &[32; 3]), "m2x4x1");
         assert_eq!(text(F32, &[8; 4]), "m1x1x8");
         assert_eq!(text(F64, &[10; 4]), "m2x2x2");
-        // Four of eight rows and columns would be empty.
-        assert_eq!(text(F32, &[4; 4]), "threads");
+        assert_eq!(text(F64, &[16; 4]), "m2x2x2");
+        // Four of eight rows and columns are empty.
+        assert_eq!(text(F32, &[4; 4]), "m1x1x4");
         assert_eq!(text(F64, &[4; 5]), "threads");
         assert_eq!(text(F64, &[16; 2]), "threads");
         assert_eq!(text(F64, &[2; 8]), "threads");
