@@ -368,7 +368,11 @@ fn every_format_runs() {
         ] {
             check(&place, 9, args, &[]);
         }
-        place.succeeds(&["--op", "ttmc", "--ranks", "3,2,4", "--repeat", "2"], &[]);
+        let ttmc = ["--op", "ttmc", "--ranks", "3,2,4", "--repeat", "2"];
+        place.succeeds(&ttmc, &[]);
+        let plan = place.blco_run(&[&ttmc[..], &["--plan"]].concat(), &[]);
+        let plan = String::from_utf8(plan.stdout).unwrap();
+        assert!(plan.contains("  device  ") && plan.contains("  results mode 1 "), "{plan}");
         std::fs::remove_dir_all(place.path("out")).unwrap();
     }
 }

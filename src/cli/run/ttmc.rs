@@ -3,6 +3,7 @@
 use super::mttkrp_report::check_table;
 use super::{Run, beyond, parse_modes};
 use crate::backend::device::KernelReport;
+use crate::cli::device;
 use crate::cli::outputs::refuse_dash_for_directory;
 use crate::cli::progress::Bar;
 use crate::cli::report::{ReportHead, median, memory_text, modes_text, numbers_text, pass_text, stages_text};
@@ -53,16 +54,21 @@ impl TtmcReport {
     }
 
     fn plan_text(&self) -> String {
-        let memory = memory_text(&self.head.plan, "factors, results and lists", "buffers");
-        let passes = format!(", one pass for all modes{}", self.head.reads_text());
+        let passes = "one pass for all modes";
+        let plan = if let Some(device) = &self.head.device {
+            device::plan_text(&self.head, device, &self.what(), passes)
+        } else {
+            let memory = memory_text(&self.head.plan, "factors, results and lists", "buffers");
+            let passes = format!(", {passes}{}", self.head.reads_text());
+            self.head.plan_text(&format!("{}, on {}", self.what(), self.head.place), &memory, &passes)
+        };
         let widths: Vec<String> = self
             .modes
             .iter()
             .zip(&self.widths)
             .map(|(&m, width)| format!("mode {m} {} x {width}", self.head.dims[m - 1]))
             .collect();
-        self.head.plan_text(&format!("{}, on {}", self.what(), self.head.place), &memory, &passes)
-            + &format!("  results {}\n{}", widths.join(", "), self.head.notes_text())
+        format!("{plan}  results {}\n{}", widths.join(", "), self.head.notes_text())
     }
 
     fn text(&self) -> String {
