@@ -71,7 +71,7 @@ impl Matrices {
         own.pays(precision, ranks, modes).then_some(own)
     }
 
-    /// Whether no lane has a part of its elements beyond a factor (`MatrixSweep`).
+    /// Whether every lane has all of its elements of a factor, or none: by the kernel's PARTS, OF_LEFT and OF_SCALING (`MatrixSweep`).
     fn divides(&self, ranks: &[usize]) -> bool {
         let parts = if self.scaling >= 4 * self.rows { 2 } else { 1 };
         let (of_left, of_scaling) = (self.rows * parts, self.scaling / parts);
@@ -91,7 +91,7 @@ impl Matrices {
         modes.iter().map(|&target| self.seconds(ranks, target)).sum()
     }
 
-    /// What a nonzero takes of 132 multiprocessors for mode `target` at least, in seconds.
+    /// About what a nonzero takes of 132 multiprocessors for mode `target`, in seconds.
     #[must_use]
     pub fn seconds(&self, ranks: &[usize], target: usize) -> f64 {
         let Self { rows, cols, scaling, .. } = *self;
