@@ -71,7 +71,7 @@ impl Matrices {
         own.pays(precision, ranks, modes).then_some(own)
     }
 
-    /// Whether every lane has all of its elements of a factor, or none: by the kernel's PARTS, OF_LEFT and OF_SCALING (`MatrixSweep`).
+    /// Whether every lane has all of its elements of a factor, or none: by the numbers of `MatrixSweep`.
     fn divides(&self, ranks: &[usize]) -> bool {
         let parts = if self.scaling >= 4 * self.rows { 2 } else { 1 };
         let (of_left, of_scaling) = (self.rows * parts, self.scaling / parts);
