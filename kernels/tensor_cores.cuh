@@ -59,10 +59,10 @@ template <int COLUMNS, int STEPS_> struct MatrixLanes : Lanes<32, COLUMNS, 4 * S
 //
 // A lane computes the element of one row in each block: an element of the left side times one of the scaling factor. It needs fewer of them if
 // the rows of a block have different elements of the scaling factor: PARTS of them, in turn. A lane then has OF_SCALING elements of that factor
-// and OF_LEFT of the left side, which follow one another, and each pair of them is its row in one block. WHOLE: both numbers divide the ranks of
-// all modes.
-template <class S, int ROWS_, int COLS_, bool WHOLE_> struct MatrixSweep {
-    static constexpr bool WHOLE = WHOLE_;
+// and OF_LEFT of the left side, and each pair of them is its row in one block. They follow one another, but for those of the left side if
+// lanes load elements TURNED (`turned`). WHOLE: both numbers divide the ranks of all modes.
+template <class S, int ROWS_, int COLS_, bool WHOLE_, bool TURNED_> struct MatrixSweep {
+    static constexpr bool WHOLE = WHOLE_, TURNED = TURNED_;
     static constexpr int ROWS = ROWS_, COLS = COLS_, SCALING = S::COLUMNS / (2 * ROWS * COLS);
     static constexpr int PARTS = SCALING >= 4 * ROWS ? 2 : 1, OF_SCALING = SCALING / PARTS, OF_LEFT = ROWS * PARTS, BLOCKS = ROWS * SCALING;
     static_assert(S::LANES == 32 && S::COLUMNS == 2 * ROWS * COLS * SCALING && S::BATCH == 4 * S::STEPS, "a warp multiplies matrices");
@@ -140,7 +140,11 @@ template <class S, int ROWS_, int COLS_, bool WHOLE_> struct MatrixSweep {
     }
 
     // Of a lane's row in block b: the elements of the left side and of the scaling factor, behind the sweep's first ones.
-    __device__ __forceinline__ u32 left_of(u32 b) const { return lane / 4 / PARTS * OF_LEFT + b % OF_LEFT; }
+    __device__ __forceinline__ u32 left_of(u32 b) const
+    {
+        const u32 row = lane / 4 / PARTS, element = b % OF_LEFT;
+        return TURNED ? 8 / PARTS * element + row : OF_LEFT * row + element;
+    }
     __device__ __forceinline__ u32 scaling_of(u32 b) const { return lane / 4 % PARTS * OF_SCALING + b / OF_LEFT; }
 
     // The column of the product of a lane's number c, behind `first`; ~0 if there is none.
@@ -219,14 +223,39 @@ template <class FACTOR> struct Rows {
     __device__ __forceinline__ const FACTOR* of(u32 nonzero) const { return in_row(index[nonzero], element); }
 };
 
+// Lanes of four nonzeros load from the same place of four rows, and so from the same banks of the L1 cache, if rows are as long as lines. So they
+// load their N elements, if N is even, in different orders: as number i, lane `lane` loads element turned<N>(i, lane).
+template <int N> static __device__ __forceinline__ u32 turned(u32 i, u32 lane)
+{
+    return N % 2 == 0 ? i ^ lane % N : i;
+}
+
+// The elements in their order.
+template <class T, int N> static __device__ __forceinline__ void turn_back(T (&x)[N], u32 lane)
+{
+    static_assert(N % 2 != 0 || (N & (N - 1)) == 0, "numbers of elements stay below N");
+#pragma unroll
+    for (int bit = 1; bit < N && N % 2 == 0; bit *= 2) {
+        const bool turned = lane & bit;
+#pragma unroll
+        for (int i = 0; i < N; ++i) {
+            if (i & bit) continue;
+            const T first = x[i], second = x[i | bit];
+            x[i] = turned ? second : first;
+            x[i | bit] = turned ? first : second;
+        }
+    }
+}
+
 // Where a lane finds its terms.
 template <class FACTOR, class T, int ORDER, class MATRIX> struct Sources {
     typedef Terms<T, ORDER, MATRIX> Own;
 
     const T* value;
     Rows<FACTOR> left, right, scaling, others[Own::OTHERS > 0 ? Own::OTHERS : 1];
-    // The element of the right side for each column of blocks. Beyond the side it is the first one.
-    const FACTOR* of_cols[MATRIX::COLS];
+    // The elements of the sides, of the right one and, if TURNED, the left one, in the order in which the lane loads them. Beyond a side it is the
+    // first one.
+    const FACTOR *of_left[MATRIX::OF_LEFT], *of_cols[MATRIX::COLS];
     // How many elements the factors have from the lane's first ones on. If `whole`, the lane has all of its own, or none.
     u32 left_there, scaling_there;
     bool whole;
@@ -247,12 +276,22 @@ template <class FACTOR, class T, int ORDER, class MATRIX> struct Sources {
             there = width - element;
             return element;
         };
-        left = rows_of(sweep.left, from(sweep.first_left, sweep.left_of(0), sweep.width_left, left_there));
-        whole = MATRIX::WHOLE || sweep.width_left % MATRIX::OF_LEFT == 0;
+        if (MATRIX::TURNED) {
+            left = rows_of(sweep.left, sweep.first_left);
+            whole = true;
+#pragma unroll
+            for (int l = 0; l < MATRIX::OF_LEFT; ++l) {
+                const u32 behind = sweep.left_of(turned<MATRIX::OF_LEFT>(l, sweep.lane));
+                of_left[l] = left.element + (sweep.first_left + behind < sweep.width_left ? behind : 0);
+            }
+        } else {
+            left = rows_of(sweep.left, from(sweep.first_left, sweep.left_of(0), sweep.width_left, left_there));
+            whole = MATRIX::WHOLE || sweep.width_left % MATRIX::OF_LEFT == 0;
+        }
         right = rows_of(sweep.right, sweep.first_right);
 #pragma unroll
         for (int c = 0; c < MATRIX::COLS; ++c) {
-            const u32 behind = 8 * c + sweep.lane / 4;
+            const u32 behind = 8 * (MATRIX::TURNED ? turned<MATRIX::COLS>(c, sweep.lane) : c) + sweep.lane / 4;
             of_cols[c] = right.element + (sweep.first_right + behind < sweep.width_right ? behind : 0);
         }
         if (ORDER > 3) {
@@ -286,7 +325,13 @@ template <class FACTOR, class T, int ORDER, class MATRIX> struct Sources {
             const u32 row = right.index[i];
 #pragma unroll
             for (int c = 0; c < MATRIX::COLS; ++c) terms[s].right[c] = __ldg(right.in_row(row, of_cols[c]));
-            take(left.of(i), whole, left_there, terms[s].left);
+            if (MATRIX::TURNED) {
+                const u32 row_of_left = left.index[i];
+#pragma unroll
+                for (int l = 0; l < MATRIX::OF_LEFT; ++l) terms[s].left[l] = __ldg(left.in_row(row_of_left, of_left[l]));
+            } else {
+                take(left.of(i), whole, left_there, terms[s].left);
+            }
             if (ORDER > 3) take(scaling.of(i), whole, scaling_there, terms[s].scaling);
 #pragma unroll
             for (int k = 0; k < Own::OTHERS; ++k) {
@@ -307,9 +352,14 @@ template <class FACTOR, class T, int ORDER, class MATRIX> struct Sources {
 // Adds the products of all four nonzeros, or, if not ALL, of those that are `mine` on their lanes. Of the others, both sides are 0 then, because
 // infinity times 0 is not 0.
 template <bool ALL, class T, int ORDER, class MATRIX, int BLOCKS, int COLS>
-__device__ __forceinline__ void add_up(double (&sum)[BLOCKS][COLS][2], const Terms<T, ORDER, MATRIX>& terms, bool mine)
+__device__ __forceinline__ void add_up(double (&sum)[BLOCKS][COLS][2], const Terms<T, ORDER, MATRIX>& loaded, bool mine)
 {
     double left[BLOCKS], right[COLS];
+    Terms<T, ORDER, MATRIX> terms = loaded;
+    if (MATRIX::TURNED) {
+        turn_back(terms.left, threadIdx.x % 32);
+        turn_back(terms.right, threadIdx.x % 32);
+    }
     terms.of_blocks(left);
 #pragma unroll
     for (int b = 0; b < BLOCKS; ++b) left[b] = ALL || mine ? left[b] : 0;
@@ -328,11 +378,11 @@ __device__ __forceinline__ void add_up(double (&sum)[BLOCKS][COLS][2], const Ter
 
 // `accumulate` of mttkrp.cuh by products of matrices, four nonzeros at a time. Four that are of different rows are a product for each row, with
 // zeros elsewhere. What the next ones need is loaded meanwhile.
-template <class FACTOR, class T, int ORDER, class SHAPE, class S, int ROWS, int COLS, bool WHOLE, class DONE>
-__device__ __forceinline__ void accumulate(const MatrixSweep<S, ROWS, COLS, WHOLE>& sweep, const Group<T, ORDER, SHAPE, S>& group,
+template <class FACTOR, class T, int ORDER, class SHAPE, class S, int ROWS, int COLS, bool WHOLE, bool TURNED, class DONE>
+__device__ __forceinline__ void accumulate(const MatrixSweep<S, ROWS, COLS, WHOLE, TURNED>& sweep, const Group<T, ORDER, SHAPE, S>& group,
                                            const MttkrpArgs& a, u32 mode, u32 begin, u32 end, const DONE& done)
 {
-    typedef MatrixSweep<S, ROWS, COLS, WHOLE> Matrix;
+    typedef MatrixSweep<S, ROWS, COLS, WHOLE, TURNED> Matrix;
     constexpr u32 STEPS = S::STEPS, EACH = S::BATCH;
     double sum[Matrix::BLOCKS][COLS][2] = {};
     const u32 own = sweep.lane % 4;
@@ -395,9 +445,10 @@ __device__ __forceinline__ void accumulate(const MatrixSweep<S, ROWS, COLS, WHOL
     finish(row, true);
 }
 
-// A kernel for sorted nonzeros whose warps multiply matrices, of which a multiprocessor holds `threads` threads.
+// A kernel for sorted nonzeros whose warps multiply matrices, of which a multiprocessor holds `threads` threads. In f32, fewer loads of two
+// elements at a time are faster than turned ones.
 #define MATRICES_OF(name, real, order, rows, cols, scaling, threads, steps, whole)                                     \
-    template <class S, bool> using of_##name = MatrixSweep<S, rows, cols, whole>;                                      \
+    template <class S, bool> using of_##name = MatrixSweep<S, rows, cols, whole, sizeof(real) == 8>;                   \
     extern "C" __global__ void __launch_bounds__(BLCO_SORTED_TILES * BLCO_TILE_THREADS,                                \
                                                  threads / (BLCO_SORTED_TILES * BLCO_TILE_THREADS))                    \
     name(const MttkrpArgs args)                                                                                        \
