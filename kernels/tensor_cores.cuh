@@ -446,7 +446,7 @@ __device__ __forceinline__ void accumulate(const MatrixSweep<S, ROWS, COLS, WHOL
 }
 
 // A kernel for sorted nonzeros whose warps multiply matrices, of which a multiprocessor holds `threads` threads. In f32, fewer loads of two
-// elements at a time are faster than turned ones.
+// elements at a time are mostly faster than turned ones.
 #define MATRICES_OF(name, real, order, rows, cols, scaling, threads, steps, whole)                                     \
     template <class S, bool> using of_##name = MatrixSweep<S, rows, cols, whole, sizeof(real) == 8>;                   \
     extern "C" __global__ void __launch_bounds__(BLCO_SORTED_TILES * BLCO_TILE_THREADS,                                \

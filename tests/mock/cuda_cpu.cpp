@@ -179,7 +179,6 @@ void Runner::find_shared()
     std::fill(shared, shared_end, POISON);
 }
 
-// Extends the part of shared memory that the kernel is known to use by what it has written.
 // Whether 32 numbers are POISON.
 static bool all_poison(const uint16_t* numbers)
 {
@@ -189,6 +188,7 @@ static bool all_poison(const uint16_t* numbers)
     return differ == 0;
 }
 
+// Extends the part of shared memory that the kernel is known to use by what it has written.
 void Runner::learn()
 {
     uint16_t *low = shared, *high = shared_end;

@@ -73,9 +73,9 @@ fn kernels_of(compressed: &[u8], names: &[&str]) -> Vec<u8> {
     const ENTRY: &[u8] = b"\n.visible .entry ";
     // A kernel's body ends with a brace on its own line. Text between kernels belongs to all.
     const END: &[u8] = b"\n}";
-    // At once: it is megabytes.
+    // At once: it is megabytes. tools/make_ptx.sh writes one frame, which states its size.
     let size = zstd::zstd_safe::get_frame_content_size(compressed).ok().flatten();
-    let size = size.and_then(|size| usize::try_from(size).ok()).unwrap_or(0);
+    let size = size.and_then(|size| usize::try_from(size).ok()).expect("the frame states its size");
     let all = zstd::bulk::decompress(compressed, size)
         .expect("the embedded PTX was compressed by tools/make_ptx.sh");
     let entries: Vec<Vec<u8>> = names.iter().map(|name| [ENTRY, name.as_bytes(), b"("].concat()).collect();

@@ -21,7 +21,7 @@ pub(super) fn coordinates<K: Key>(linearizer: &Linearizer<K>, linear: K) -> [u32
 /// Nonzeros in the order of the fibers.
 pub(super) trait Nonzeros: Sync {
     /// What a call leaves for the next one.
-    type Recent: Default;
+    type Recent: Default + Send;
 
     /// Puts those in `range`, at least one and a tile at most, into `tile`. The indices of its fibers are those of the other modes, ascending.
     fn fill(&self, range: Range<usize>, recent: &mut Self::Recent, tile: &mut FiberTile) -> Result<()>;
