@@ -41,7 +41,7 @@ pub struct EngineArgs {
     /// Precision of factors, products and results
     #[arg(long, default_value = "f64", value_parser = one_of([Precision::F64, Precision::F32].map(|p| (p.name(), p))))]
     pub precision: Precision,
-    /// Reading threads [default: one per compute thread, 2 to 4]
+    /// Reading threads [default: one per compute thread, 2 to 12, or to 4 if files are read past the page cache]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     workers: Option<u16>,
     /// Use at most this much memory [default: the available memory, half of it for data kept between passes]

@@ -12,7 +12,7 @@ use crate::backend::plan::{DevicePlan, ModeSeconds, RowCost, Share};
 use crate::dense::Real;
 use crate::error::{Error, Result};
 use crate::store::Store;
-use crate::stream::{Limits, Plan, program_bytes, too_little};
+use crate::stream::{Limits, Plan, default_workers, program_bytes, too_little};
 use std::ops::Range;
 
 /// Which GPUs compute together.
@@ -280,8 +280,9 @@ impl Engine {
             return Err(too_little(least, bound, limits.memory.is_some(), &of_which, "take fewer GPUs"));
         }
         let share = |bytes: u64| common + bytes.saturating_sub(common) / count as u64;
-        let workers =
-            options.workers.map_or((self.threads() / count).clamp(2, 4), |all| (all / count).max(1));
+        let direct = reads_past(store, operation, &limits);
+        let by_default = || default_workers(self.threads() / count, direct);
+        let workers = options.workers.map_or_else(by_default, |all| (all / count).max(1));
         let part = |Part { chunks, store: own, plan, seconds }: Part| {
             let limits = Limits {
                 memory: limits.memory.map(share),
@@ -295,7 +296,7 @@ impl Engine {
         };
         let mut made = parts.into_iter().map(part).collect::<Result<Vec<DevicePart>>>()?;
         // All parts are read in the same way, with or without the page cache.
-        let direct = made.iter().any(|part| part.host.direct_reads) || reads_past(store, operation, &limits);
+        let direct = direct || made.iter().any(|part| part.host.direct_reads);
         for part in &mut made {
             part.host.direct_reads = direct;
         }

@@ -200,7 +200,7 @@ impl EngineBuilder {
         self
     }
 
-    /// The number of reading threads [default: one per compute thread, 2 to 4].
+    /// The number of reading threads [default: one per compute thread, 2 to 12, or to 4 if files are read past the page cache].
     #[must_use]
     pub fn workers(mut self, workers: usize) -> Self {
         self.options.workers = Some(workers.max(1));

@@ -226,7 +226,8 @@ impl Engine {
         let find = |limits: &DeviceLimits| {
             let numbers = self.several()?;
             let devices = numbers.as_ref().map_or(1, Vec::len);
-            let taken = devices::beside(demand, devices) + buffers_bytes(store) * devices as u64;
+            let taken =
+                devices::beside(demand, devices) + buffers_bytes(store, self.threads()) * devices as u64;
             let limits = DeviceLimits { host_memory: limits.host_memory.saturating_sub(taken), ..*limits };
             match numbers {
                 None => {

@@ -113,7 +113,7 @@ impl Engine {
         let matrices = matrices_bytes::<T>(manifest, modes, ranks);
         let beside_gpu = matrices.saturating_add(staging_bytes(matrices));
         let find = |gpu: &Gpu, limits: &DeviceLimits| {
-            let taken = beside_gpu.saturating_add(buffers_bytes(store));
+            let taken = beside_gpu.saturating_add(buffers_bytes(store, threads));
             let limits = DeviceLimits { host_memory: limits.host_memory.saturating_sub(taken), ..*limits };
             gpu::plan_ttmc::<T>(gpu, &served, (modes, ranks), &limits)
         };

@@ -14,7 +14,7 @@ mod report;
 mod worker;
 
 pub use pipeline::{Pipeline, StepSeconds};
-pub use plan::{Limits, Plan, buffers_bytes, enough, plan, program_bytes, too_little};
+pub use plan::{Limits, Plan, buffers_bytes, default_workers, enough, plan, program_bytes, too_little};
 pub use report::{DevicePass, PassReport, Span, Stage};
 
 use crate::error::{Error, Result};
