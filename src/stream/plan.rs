@@ -101,7 +101,7 @@ pub fn plan(store: &Store, operation_bytes: u64, limits: &Limits) -> Result<Plan
     let mut plan = Plan {
         threads: limits.threads,
         workers,
-        buffers_per_worker: (BUFFERS_MAX / workers).clamp(1, 2),
+        buffers_per_worker: buffers_per_worker(workers),
         buffer_bytes: store.buffer_bytes(),
         scratch_bytes: store.scratch_bytes(),
         program_bytes: 0,
@@ -146,11 +146,20 @@ pub fn default_workers(threads: usize, direct_reads: bool) -> usize {
     threads.clamp(2, if direct_reads { DIRECT_WORKERS_MAX } else { WORKERS_MAX })
 }
 
+fn buffers_per_worker(workers: usize) -> usize {
+    (BUFFERS_MAX / workers).clamp(1, 2)
+}
+
 /// The most bytes of buffers for the default number of workers.
 #[must_use]
 pub fn buffers_bytes(store: &Store, threads: usize) -> u64 {
     let workers = default_workers(threads, false);
-    ((2 * workers).min(BUFFERS_MAX) * store.buffer_bytes() + workers * store.scratch_bytes()) as u64
+    (buffers_max(workers) * store.buffer_bytes() + workers * store.scratch_bytes()) as u64
+}
+
+/// The most buffers of so many workers or fewer.
+fn buffers_max(workers: usize) -> usize {
+    (2 * workers).min(BUFFERS_MAX)
 }
 
 impl Plan {
@@ -246,6 +255,20 @@ fn shown(bytes: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// What is set aside for buffers is enough for the workers that are then planned.
+    #[test]
+    fn buffers_of_default_workers_are_set_aside() {
+        for threads in 1..=100 {
+            for direct in [false, true] {
+                let workers = default_workers(threads, direct);
+                let most = buffers_max(default_workers(threads, false));
+                assert!((1..=most).contains(&(workers * buffers_per_worker(workers))), "{threads} {direct}");
+            }
+        }
+        assert_eq!([1, 6, 64].map(|threads| default_workers(threads, false)), [2, 6, 12]);
+        assert_eq!([2, 6, 7, 64].map(buffers_per_worker), [2, 2, 1, 1]);
+    }
 
     /// The size shown is sufficient when a user passes it, and only slightly larger than needed.
     #[test]
