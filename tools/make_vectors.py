@@ -2685,6 +2685,14 @@ def unverified() -> Iterator[Invalid]:
     yield twist("slot-tree-leaves", "slots", "a slot past the last leaf is 1", _TREE, Number(0, 21, 1, tile=2))
     yield twist("cut", "cut", "two chunks where one is due", _INTEGER_TWO, Cut([0, TILE]))
     yield twist("tree-cut", "cut", "two chunks where one is due", _TREE, Cut([0, 8]))
+    lone: list[Nonzero] = [((i, 7 - i % 8, i % 5), i - 0.25) for i in range(600)]
+    for name, kind in (
+        ("csf", Kind(CSF, TREE, (0, 1, 2), cuts=(0, 8))),
+        ("coordinates", Kind(HB_CSF, LISTED, (0, 1, 2), struct.pack("<II", 1, 0), cuts=(0, TILE))),
+        ("fcoo", Kind(F_COO, SEGMENTED, (0, 1, 2), struct.pack("<II", 0b100, 0), cuts=(0, TILE))),
+    ):
+        store = HandMade("", [LAYOUTS[kind.layout]((600, 8, 7), lone, kind, Options(), Twist())], "")
+        yield Invalid(f"verify-{name}-cut", VERIFIER, FIRST, "cut", "two chunks where one is due", store.draft())
 
 
 def unverified_encodings() -> Iterator[Invalid]:

@@ -41,7 +41,7 @@ fn inputs(dir: &Path) {
     std::fs::write(dir.join("t.tns.gz"), gzip.finish().unwrap()).unwrap();
 }
 
-/// Calls of every program. All write to `out`.
+/// Calls of every program. All write to `out`. They compute on the CPU: where memory ends, NVIDIA's libraries write lines of their own.
 const CALLS: [(&str, &str); 16] = [
     ("blco-info", "t.hocfs"),
     ("blco-info", "t.blco --verify"),
@@ -53,11 +53,11 @@ const CALLS: [(&str, &str); 16] = [
     ("blco-gen", "--dims 900,900,900 --nnz 100000 out.blco"),
     ("blco-pack", "t.tns.zst -o out.hocfs"),
     ("blco-pack", "t.tns.gz -o out.blco --zstd 3"),
-    ("blco-run", "t.blco --modes all --output out --check t.tns"),
-    ("blco-run", "t.hocfs --modes 1 --factors model --output out"),
-    ("blco-run", "t.hocfs --op ttv --modes 3 --output out --check t.tns"),
-    ("blco-run", "t.blco --op ttv --modes 1 --output out"),
-    ("blco-cpd", "t.blco --rank 4 --max-iters 2 --output out --checkpoint points"),
+    ("blco-run", "t.blco --modes all --output out --check t.tns --backend cpu"),
+    ("blco-run", "t.hocfs --modes 1 --factors model --output out --backend cpu"),
+    ("blco-run", "t.hocfs --op ttv --modes 3 --output out --check t.tns --backend cpu"),
+    ("blco-run", "t.blco --op ttv --modes 1 --output out --backend cpu"),
+    ("blco-cpd", "t.blco --rank 4 --max-iters 2 --output out --checkpoint points --backend cpu"),
     ("blco-cpd", "--score model model"),
 ];
 

@@ -14,6 +14,8 @@ use common::{Tensor, system_words, tree, values};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 const CALLS: [&str; 9] =
@@ -126,6 +128,10 @@ fn prepare(dir: &Path) {
 fn command(dir: &Path, program: &str, arguments: &[&str], fault: Option<&str>) -> Command {
     let mut command = Command::new(cargo_bin(program));
     command.current_dir(dir).args(arguments).args(["--threads", "2", "--quiet"]);
+    // Another plan, other calls and other memory where there is a GPU.
+    if ["blco-run", "blco-cpd"].contains(&program) {
+        command.args(["--backend", "cpu"]);
+    }
     command.env("BLCO_MEMORY_MIN", "0").stdout(Stdio::piped()).stderr(Stdio::piped());
     match fault {
         Some(fault) => command.env("BLCO_FAULT", fault),
@@ -241,50 +247,61 @@ fn next_call(nth: u64, all: bool) -> u64 {
     if all || nth < 2 { nth + 1 } else { nth * 2 + 3 }
 }
 
+/// Fails the calls of one kind that a command makes, prints how they ended, and returns what was wrong.
+fn sweep(dir: &Path, case: &Case, call: &str, all: bool) -> Vec<String> {
+    let sweep = Sweep::new(dir, case);
+    let (mut counts, mut calls, mut wrong) = (Counts::default(), 0, Vec::new());
+    let faults = if ["read", "write"].contains(&call) { &FAULTS[..] } else { &FAULTS[..4] };
+    let (mut nth, mut is_there) = (0, true);
+    for turn in (0..faults.len()).cycle() {
+        if !is_there {
+            break;
+        }
+        is_there = false;
+        let own = if case.takes_turns && !all { turn..turn + 1 } else { 0..faults.len() };
+        for (name, errno) in &faults[own] {
+            reset(dir, case);
+            match sweep.fail(&format!("{call}:{nth}:{errno}"), errno, &mut counts) {
+                Ok(false) => continue,
+                Ok(true) => {}
+                Err(what) => wrong.push(format!("{}, {call} {nth}, {name}: {what}", case.name)),
+            }
+            (calls, is_there) = (nth + 1, true);
+        }
+        nth = next_call(nth, all);
+    }
+    let Counts { struck, error, complete, continued, reported } = counts;
+    println!("| {} | {call} | {calls} | {error} | {complete} | {continued} | {reported} |", case.name);
+    let judged = error + complete + continued + reported;
+    assert!(judged == struck || !wrong.is_empty(), "{struck} failures, {judged} judged");
+    wrong
+}
+
+/// Rows of the table come in the order in which they end. Each thread has a directory of its own.
 #[test]
 fn every_failing_call_ends_every_program_with_its_error() {
     let which = std::env::var("BLCO_SWEEP").ok();
-    let all = which.is_some();
     let wanted =
         |case: &&Case| which.as_ref().is_none_or(|w| w == "all" || case.name.starts_with(w.as_str()));
-    let dir = tempfile::tempdir().unwrap();
-    let dir = dir.path();
-    prepare(dir);
-    let mut wrong = Vec::new();
+    let of_case = |case| CALLS.map(|call| (case, call));
+    let jobs: Vec<(&Case, &str)> = CASES.iter().filter(wanted).flat_map(of_case).collect();
     println!(
         "| command | call | calls | error | complete | continued | reported |\n|---|---|---|---|---|---|---|"
     );
-    for case in CASES.iter().filter(wanted) {
-        let sweep = Sweep::new(dir, case);
-        for call in CALLS {
-            let (mut counts, mut calls) = (Counts::default(), 0);
-            let faults = if ["read", "write"].contains(&call) { &FAULTS[..] } else { &FAULTS[..4] };
-            let (mut nth, mut is_there) = (0, true);
-            for turn in (0..faults.len()).cycle() {
-                if !is_there {
-                    break;
-                }
-                is_there = false;
-                let own = if case.takes_turns && !all { turn..turn + 1 } else { 0..faults.len() };
-                for (name, errno) in &faults[own] {
-                    reset(dir, case);
-                    match sweep.fail(&format!("{call}:{nth}:{errno}"), errno, &mut counts) {
-                        Ok(false) => continue,
-                        Ok(true) => {}
-                        Err(what) => wrong.push(format!("{}, {call} {nth}, {name}: {what}", case.name)),
-                    }
-                    (calls, is_there) = (nth + 1, true);
-                }
-                nth = next_call(nth, all);
-            }
-            let Counts { struck, error, complete, continued, reported } = counts;
-            println!(
-                "| {} | {call} | {calls} | {error} | {complete} | {continued} | {reported} |",
-                case.name
-            );
-            let judged = error + complete + continued + reported;
-            assert!(judged == struck || !wrong.is_empty(), "{struck} failures, {judged} judged");
+    let (next, wrong) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    let work = || {
+        let dir = tempfile::tempdir().unwrap();
+        prepare(dir.path());
+        while let Some((case, call)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let found = sweep(dir.path(), case, call, which.is_some());
+            wrong.lock().unwrap().extend(found);
         }
-    }
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..std::thread::available_parallelism().unwrap().get() {
+            scope.spawn(work);
+        }
+    });
+    let wrong = wrong.into_inner().unwrap();
     assert!(wrong.is_empty(), "{} of them:\n{}", wrong.len(), wrong.join("\n"));
 }

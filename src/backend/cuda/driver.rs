@@ -21,9 +21,10 @@ use crate::error::{Error, Result};
 use bytemuck::Pod;
 use cudarc::driver::sys::{CUdevice_attribute as Attribute, CUevent_flags_enum as Flags};
 use cudarc::driver::{DriverError, result, sys};
+use libloading::Library;
 use std::ffi::{CStr, CString, c_int, c_void};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -78,11 +79,15 @@ unsafe impl Send for Device {}
 // SAFETY: as above; the driver locks.
 unsafe impl Sync for Device {}
 
-/// Whether a driver is installed at all.
+/// Whether a driver is installed at all. Its library then stays loaded: where memory ends, loading it once more could fail, which
+/// cudarc answers with a panic.
 #[must_use]
 pub fn is_installed() -> bool {
+    static DRIVER: OnceLock<Option<Library>> = OnceLock::new();
     // SAFETY: loading the library runs its initializers, as for any program that is linked to it.
-    unsafe { sys::is_culib_present() }
+    let load = |name: String| unsafe { Library::new(name) }.ok();
+    let driver = DRIVER.get_or_init(|| cudarc::get_lib_name_candidates("cuda").into_iter().find_map(load));
+    driver.is_some()
 }
 
 impl Device {
