@@ -157,7 +157,7 @@ pub fn buffers_bytes(store: &Store, threads: usize) -> u64 {
     (buffers_max(workers) * store.buffer_bytes() + workers * store.scratch_bytes()) as u64
 }
 
-/// The most buffers of so many workers or fewer.
+/// The most buffers of this number of workers or fewer.
 fn buffers_max(workers: usize) -> usize {
     (2 * workers).min(BUFFERS_MAX)
 }
