@@ -5,6 +5,7 @@
 //! of each kind are taken.
 
 #![allow(clippy::unwrap_used, reason = "a test ends where something fails")]
+#![allow(clippy::print_stdout, reason = "a record of what was tried")]
 
 #[path = "../common/mod.rs"]
 mod common;
