@@ -1977,12 +1977,10 @@ def verify_tiled(findings: Findings, nonzeros: Nonzeros, manifest: Manifest) -> 
     units = np.zeros(len(tiles.integer), np.int64)
     for low, high in exact:
         units += widths_of(high - low)
-    spans = []
     for body in nonzeros.bodies:
         assert isinstance(body, TiledBody)
         chunk, file = body.image.chunk, body.image.chunk.file
         first, last = chunk.first // TILE, -(-(chunk.first + chunk.nnz) // TILE)
-        spans.append((first, last))
         for mode, (low, high) in enumerate(exact):
             if (body.low[mode] != low[first:last]).any() or (body.high[mode] != high[first:last]).any():
                 findings.note("ranges", file, f"a low or high of mode {mode} is not the tile's")
@@ -1999,7 +1997,7 @@ def verify_tiled(findings: Findings, nonzeros: Nonzeros, manifest: Manifest) -> 
         header = 256 if manifest.version == 2 else 128
         return header + up_to(4 * order, 128) + up_to((16 + 8 * order) * (last - first), 128) + choice.bytes
 
-    verify_tile_cuts(findings, nonzeros, manifest, spans, image_bytes)
+    verify_tile_cuts(findings, nonzeros, manifest, image_bytes)
 
 
 def verify_raw(findings: Findings, nonzeros: Nonzeros, manifest: Manifest) -> None:
@@ -2020,15 +2018,13 @@ def verify_raw(findings: Findings, nonzeros: Nonzeros, manifest: Manifest) -> No
         header = 256 if manifest.version == 2 else 128
         return header + up_to(4 * order, 128) + up_to(16 * blocks, 128) + 2 * up_to(8 * (end - start), 128)
 
-    spans = [(chunk.first // TILE, -(-(chunk.first + chunk.nnz) // TILE)) for chunk in partition.chunks]
-    verify_tile_cuts(findings, nonzeros, manifest, spans, image_bytes)
+    verify_tile_cuts(findings, nonzeros, manifest, image_bytes)
 
 
 def verify_tile_cuts(
     findings: Findings,
     nonzeros: Nonzeros,
     manifest: Manifest,
-    spans: list[tuple[int, int]],
     image_bytes: Callable[[int, int], int],
 ) -> None:
     """A chunk is closed before the tile that would take it past a bound, and nowhere else."""
@@ -2038,7 +2034,8 @@ def verify_tile_cuts(
     def fits(first: int, last: int) -> bool:
         return last - first <= most and image_bytes(first, last) <= manifest.chunk_bytes
 
-    for chunk, (first, last) in zip(partition.chunks, spans, strict=True):
+    for chunk in partition.chunks:
+        first, last = chunk.first // TILE, -(-(chunk.first + chunk.nnz) // TILE)
         if not fits(first, last):
             findings.note("cut", chunk.file, "the cutting rule says that the chunk ends earlier")
         elif chunk is not partition.chunks[-1] and fits(first, last + 1):
@@ -2113,8 +2110,7 @@ def verify_segments_cuts(findings: Findings, nonzeros: Nonzeros, manifest: Manif
         section = 8 + records + 4 * -(-(end - start) // 32)
         return 256 + up_to(4 * order, 128) + up_to(section, 128) + choice.bytes
 
-    spans = [(chunk.first // TILE, -(-(chunk.first + chunk.nnz) // TILE)) for chunk in partition.chunks]
-    verify_tile_cuts(findings, nonzeros, manifest, spans, image_bytes)
+    verify_tile_cuts(findings, nonzeros, manifest, image_bytes)
 
 
 @dataclass
